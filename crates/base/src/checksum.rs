@@ -21,6 +21,12 @@ pub fn crc_append(crc: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, bytes)
 }
 
+/// CRC-32C of `before ++ after`, if these are the CRC-32C of `before` and of `after`.
+#[must_use]
+pub fn crc_combine(before: u32, after: u32, after_bytes: usize) -> u32 {
+    crc32c::crc32c_combine(before, after, after_bytes)
+}
+
 /// CRC-32C over the file's unique id, the block's offset (u64, little-endian) and its bytes.
 #[inline]
 #[must_use]
@@ -73,6 +79,14 @@ mod tests {
         // Files hold these values: the vector of RFC 3720, and XXH3 of the empty string.
         assert_eq!(crc(&[0u8; 32]), 0x8a91_36aa);
         assert_eq!(hash64(b""), 0x2d06_8005_38d3_94c2);
+    }
+
+    #[test]
+    fn checksums_of_two_parts_make_that_of_the_whole() {
+        for at in 0..=9 {
+            let (before, after) = b"123456789".split_at(at);
+            assert_eq!(crc_combine(crc(before), crc(after), after.len()), crc(b"123456789"));
+        }
     }
 
     #[test]

@@ -12,12 +12,13 @@
 //!    extent is damaged.
 //! 3. A header with a wrong checksum is damaged, whatever its version says.
 //!
-//! All functions are pure. Failure: [`BadHeader`]. Cost: O(bytes).
+//! All functions are pure. Failure: [`BadHeader`]. Cost: O(bytes), and a thousand combinations of
+//! checksums for a group that looks torn.
 
 use std::fmt;
 
 use archipelago_base::Epoch;
-use archipelago_base::checksum::{crc, crc_append};
+use archipelago_base::checksum::{crc, crc_append, crc_combine};
 use archipelago_env::FileClass;
 use archipelago_store::nodes::wire::ExtentAt;
 use archipelago_store::{LogId, VolumeId};
@@ -177,15 +178,44 @@ impl GroupHeader {
     pub(crate) fn matches(self, at: ExtentAt, offset: u64, bytes: &[u8]) -> bool {
         self.len as usize == bytes.len() && self.crc == group_crc(at, offset, bytes)
     }
+
+    /// Whether `rest`, the bytes of the part behind the header, prove that the whole group was
+    /// written, although its length says that bytes are missing. The checksum then holds for all of
+    /// them, or for a length that differs in one byte. That of an append which a kill tore does
+    /// not hold for its first bytes.
+    pub(crate) fn has_rotten_length(self, at: ExtentAt, offset: u64, rest: &[u8]) -> bool {
+        let with_byte = |index: usize, byte: u8| {
+            let mut len = self.len.to_le_bytes();
+            len[index] = byte;
+            u32::from_le_bytes(len) as usize
+        };
+        let lengths = (0..4)
+            .flat_map(|index| (0..=u8::MAX).map(move |byte| with_byte(index, byte)))
+            .chain([rest.len()]);
+        let mut lengths: Vec<usize> =
+            lengths.filter(|len| (1..=rest.len()).contains(len)).collect();
+        lengths.sort_unstable();
+        let (mut sum, mut summed) = (crc(&[]), 0);
+        lengths.into_iter().any(|len| {
+            sum = crc_append(sum, &rest[summed..len]);
+            summed = len;
+            self.crc == crc_combine(place_crc(at, offset, len as u32), sum, len)
+        })
+    }
 }
 
 fn group_crc(at: ExtentAt, offset: u64, bytes: &[u8]) -> u32 {
+    crc_append(place_crc(at, offset, bytes.len() as u32), bytes)
+}
+
+/// CRC-32C of the bytes that the checksum of a group covers before those of the log.
+fn place_crc(at: ExtentAt, offset: u64, len: u32) -> u32 {
     let mut place = [0; 32];
     place[..16].copy_from_slice(&at.log.0);
     place[16..20].copy_from_slice(&at.extent.to_le_bytes());
     place[20..28].copy_from_slice(&offset.to_le_bytes());
-    place[28..].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
-    crc_append(crc(&place), bytes)
+    place[28..].copy_from_slice(&len.to_le_bytes());
+    crc(&place)
 }
 
 /// Name of the file of a part.
@@ -276,5 +306,25 @@ pub(crate) mod tests {
         assert!(!group.matches(ExtentAt { log: LogId([0; 16]), ..at }, 500, b"coral"));
         assert!(!group.matches(at, 500, b"corak"));
         assert!(!group.matches(at, 500, b"cora"));
+    }
+
+    #[test]
+    fn rotten_length_is_told_from_a_torn_group() {
+        let at = header().at;
+        let group = GroupHeader::new(at, 500, b"coral");
+        assert!(!group.has_rotten_length(at, 500, b"cora"));
+        for index in 0..4 {
+            let mut bytes = group.encode();
+            bytes[index] ^= 0x20;
+            let rotten = GroupHeader::decode(bytes);
+            assert!(rotten.has_rotten_length(at, 500, b"coral"), "the last group, byte {index}");
+            assert!(rotten.has_rotten_length(at, 500, b"coral reef"), "byte {index}");
+            assert!(!rotten.has_rotten_length(at, 500, b"cora"), "byte {index}");
+            assert!(!rotten.has_rotten_length(at, 501, b"coral"), "byte {index}");
+            bytes[..4].copy_from_slice(&[0, 0, 1, 1]);
+            let rotten = GroupHeader::decode(bytes);
+            assert!(rotten.has_rotten_length(at, 500, b"coral"), "it is all that the part has");
+            assert!(!rotten.has_rotten_length(at, 500, b"coral reef"));
+        }
     }
 }

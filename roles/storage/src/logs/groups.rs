@@ -11,7 +11,8 @@
 //!
 //! Thread-safety: none; the caller owns the reader.
 //! Failure: errors of the file are returned. Bytes that are no group end the part ([`GroupStep`]).
-//! Cost: one read per 256 KiB, and a copy of the bytes in the window.
+//! Cost: one read per 256 KiB, and a copy of the bytes in the window. A group that looks torn is
+//! read once more as a whole, because its length may have rotted.
 
 use std::ops::Range;
 use std::path::Path;
@@ -242,7 +243,10 @@ impl<'a> GroupReader<'a> {
             return Ok(Err(NoGroup::Damaged));
         }
         if remaining - header_bytes < len {
-            return Ok(Err(NoGroup::Torn));
+            self.load(view, at, remaining)?;
+            let rest = &self.window[self.in_window(at + header_bytes, remaining - header_bytes)];
+            let is_whole = header.has_rotten_length(self.at, self.next.log, rest);
+            return Ok(Err(if is_whole { NoGroup::Damaged } else { NoGroup::Torn }));
         }
         self.load(view, at, header_bytes + len)?;
         let bytes = &self.window[self.in_window(at + header_bytes, len)];

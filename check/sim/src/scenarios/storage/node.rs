@@ -374,8 +374,9 @@ impl NodePlace {
     }
 }
 
-/// The byte of a file of an extent that rots if `at` was drawn. A wrong length of the last group
-/// looks like an append that a kill tore. So no length rots, but a byte behind it.
+/// The byte of a file of an extent that rots if `at` was drawn. If another byte of the group rots
+/// later, a wrong length looks like an append that a kill tore. So no length rots, but a byte
+/// behind it.
 fn rotten_byte(bytes: &[u8], at: usize) -> usize {
     let mut group = EXTENT_HEADER_BYTES;
     while let Some(len) = bytes.get(group..).and_then(<[u8]>::first_chunk::<GROUP_LEN_BYTES>) {

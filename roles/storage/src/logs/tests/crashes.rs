@@ -5,6 +5,7 @@ use std::path::Path;
 use archipelago_env::FileSystem;
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 
+use super::super::format::{GROUP_HEADER_BYTES, HEADER_BYTES};
 use super::Durability::{Synced, Written};
 use super::{
     DEVICE, Machine, START, append, change_part, damaged, fence, inspect, progress, read, remove,
@@ -145,6 +146,23 @@ fn damaged_group_puts_the_extent_into_limbo() {
     let machine = machine.killed();
     change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
     assert_eq!(inspect(&machine.open()), replica(1200, 1200, None, true));
+}
+
+#[test]
+fn rotten_length_of_a_group_is_no_torn_append() {
+    let second = HEADER_BYTES + GROUP_HEADER_BYTES + (1200 - START) as usize;
+    for (group, end) in [(HEADER_BYTES, START), (second, 1200)] {
+        // The length exceeds the file.
+        for (byte, mask) in [(1, 0x80), (2, 0x40)] {
+            let machine = Machine::new();
+            let node = machine.open();
+            append(&node, 1, START..1200, Written);
+            append(&node, 1, 1200..1400, Written);
+            let machine = machine.killed();
+            change_part(&machine, |bytes| bytes[group + byte] ^= mask);
+            assert_eq!(inspect(&machine.open()), replica(end, end, None, true), "{group}+{byte}");
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! Writers may wait for a flush, and a failed attempt has cost time already. So a second attempt
 //! leaves the process only if no writer waits, and it never waits in a queue. A flush whose second
 //! attempt fails as well runs in the process of its owner.
+//!
+//! A job of any kind whose scheduler has ended leaves again, through a scheduler that lives. No
+//! executor has failed, so the next attempt avoids none, and it may wait in a queue as a first one.
 
 use super::{Candidate, Choice, choose, cost};
 
@@ -23,6 +26,20 @@ pub struct FailedFlush {
     pub writers_wait: bool,
 }
 
+/// Number of times that a job leaves again because its scheduler has ended. Schedulers that end
+/// again and again must not keep a job from its end. The number is also below the number of plans
+/// that the engine makes of a job.
+const MOVES_MAX: u32 = 3;
+
+/// A job whose schedulers have ended, as an input of [`after_move`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedJob {
+    /// Number of times that the job was planned again because its scheduler had ended.
+    pub moves: u32,
+    /// Whether the job is a flush for which writers wait, or are slowed down.
+    pub writers_wait: bool,
+}
+
 /// The place of the next attempt of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptPlace {
@@ -37,6 +54,16 @@ pub enum AttemptPlace {
 #[must_use]
 pub fn after_failure(flush: &FailedFlush) -> AttemptPlace {
     match flush.failures < FLUSH_ATTEMPTS_MAX && !flush.writers_wait {
+        true => AttemptPlace::Away,
+        false => AttemptPlace::Here,
+    }
+}
+
+/// The place of the next attempt of a job whose scheduler has ended, if another scheduler lives.
+/// [`AttemptPlace::Away`] for a job that was not planned again.
+#[must_use]
+pub fn after_move(job: &MovedJob) -> AttemptPlace {
+    match job.moves == 0 || (job.moves <= MOVES_MAX && !job.writers_wait) {
         true => AttemptPlace::Away,
         false => AttemptPlace::Here,
     }
@@ -82,6 +109,16 @@ mod tests {
         assert_eq!(place(1, true), AttemptPlace::Here, "writers wait");
         assert_eq!(place(2, false), AttemptPlace::Here);
         assert_eq!(place(3, false), AttemptPlace::Here);
+    }
+
+    #[test]
+    fn job_leaves_again_a_few_times_unless_writers_wait() {
+        let place = |moves, writers_wait| after_move(&MovedJob { moves, writers_wait });
+        assert_eq!(place(0, true), AttemptPlace::Away, "no scheduler has ended");
+        assert_eq!(place(1, false), AttemptPlace::Away);
+        assert_eq!(place(1, true), AttemptPlace::Here, "writers wait");
+        assert_eq!(place(MOVES_MAX, false), AttemptPlace::Away);
+        assert_eq!(place(MOVES_MAX + 1, false), AttemptPlace::Here);
     }
 
     #[test]

@@ -28,6 +28,10 @@ pub struct OffloadCounters {
     /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
     /// again.
     pub planned_again: u64,
+    /// Jobs among these that leave again, because their scheduler has ended and another one lives.
+    pub moved: u64,
+    /// Jobs that such a plan has ended in an executor.
+    pub moved_done: u64,
     /// Attempts that executors got and that gave no outputs, as far as schedulers have reported
     /// them.
     pub failed_away: u64,
@@ -81,6 +85,8 @@ pub(super) struct Tally {
     limited_bytes_away: AtomicU64,
     ran_here: [AtomicU64; LocalWhy::ALL.len()],
     planned_again: AtomicU64,
+    moved: AtomicU64,
+    moved_done: AtomicU64,
     failed_away: AtomicU64,
     last_failure: Mutex<Option<FailedAttempt>>,
     flushes_in_place: AtomicU64,
@@ -130,6 +136,16 @@ impl Tally {
     /// Counts a job that is planned again.
     pub(super) fn again(&self) {
         add(&self.planned_again, 1);
+    }
+
+    /// Counts a job that leaves again, because its scheduler has ended.
+    pub(super) fn moved(&self) {
+        add(&self.moved, 1);
+    }
+
+    /// Counts a job that an executor has ended after its scheduler had ended.
+    pub(super) fn moved_done(&self) {
+        add(&self.moved_done, 1);
     }
 
     /// Counts an attempt that an executor got and that gave no outputs.
@@ -213,6 +229,8 @@ impl Tally {
             bytes_away: read(&self.bytes_away),
             limited_bytes_away: read(&self.limited_bytes_away),
             ran_here: by_why(&self.ran_here),
+            moved_done: read(&self.moved_done),
+            moved: read(&self.moved),
             planned_again: read(&self.planned_again),
             failed_away: read(&self.failed_away),
             last_failure: self.last_failure.lock().clone(),
@@ -230,6 +248,8 @@ impl OffloadCounters {
              offload_planned_again:{}\n",
             self.ran_away, self.bytes_away, self.limited_bytes_away, self.planned_again
         );
+        let _text_takes_all = writeln!(text, "offload_moved:{}", self.moved);
+        let _text_takes_all = writeln!(text, "offload_moved_done:{}", self.moved_done);
         let _text_takes_all = writeln!(text, "offload_failed_away:{}", self.failed_away);
         if let Some(failure) = &self.last_failure {
             let _text_takes_all = writeln!(text, "offload_last_failure:{failure}");

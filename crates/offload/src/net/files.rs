@@ -99,6 +99,11 @@ impl JobFiles {
         Self { dir: output.dir.clone(), inputs, numbers, invalid }
     }
 
+    /// Names of the files that the job reads.
+    pub(super) fn inputs(&self) -> &[String] {
+        &self.inputs
+    }
+
     /// Number of files that the job can create.
     fn outputs(&self) -> usize {
         usize::try_from(self.numbers.count.saturating_add(self.invalid.count)).unwrap_or(usize::MAX)

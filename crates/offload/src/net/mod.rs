@@ -21,6 +21,7 @@
 //! | calls of the engine that wait for jobs at executors | `owner_calls.rs` |
 //! | what leaves the process of a database, and how it reaches its cluster | `owner_settings.rs` |
 //! | flushes that have failed in executors | `retries.rs` |
+//! | jobs whose schedulers have ended | `moves.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
 //! | counters of these jobs | `counters.rs` |
@@ -40,6 +41,7 @@ mod hasty_answer;
 mod images;
 mod job_queues;
 mod mail_queue;
+mod moves;
 mod owner_calls;
 mod owner_settings;
 mod owning;

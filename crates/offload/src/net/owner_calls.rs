@@ -6,7 +6,9 @@
 //! in this process.
 //!
 //! Invariants:
-//! 1. A call has one range of file numbers. The state machine gets it for one attempt at most.
+//! 1. A call has one range of file numbers. The state machine gets it for one attempt at most. If
+//!    the scheduler of that attempt ends, so does the call. The state machine decides whether the
+//!    job is planned again for another scheduler, or runs here.
 //! 2. A job ends for the state machine when its call ends, however the call ends. The caller of
 //!    `submit` calls `forget` after the wait, also if the wait failed.
 //! 3. The room of a kind is that of the state machine after its latest steps.
@@ -67,13 +69,9 @@ pub(super) enum JobEnding {
         /// The latest attempt that has failed, if the scheduler knows one.
         failure: Option<FailedAttempt>,
     },
-}
-
-impl JobEnding {
-    /// The job must run here with other numbers.
-    fn here(why: LocalWhy) -> Self {
-        Self::Here { why, is_untouched: false, failure: None }
-    }
+    /// The scheduler of the job has ended, and another one lives. The job needs another plan, with
+    /// other numbers.
+    PlanAgain,
 }
 
 /// A call of the engine that waits for its job.
@@ -187,15 +185,14 @@ impl OwnerCalls {
                 OwnerStep::Prepare { job } => {
                     let waiting = state.waiting.get_mut(&job);
                     let numbers = waiting.and_then(|waiting| waiting.numbers.take());
-                    match numbers {
-                        Some(numbers) => {
-                            left.extend(state.machine.prepared(now_ns, job, &[numbers]));
-                        }
-                        // Another life of the scheduler needs other file numbers, and this call has
-                        // only one range.
-                        None => self.end(state, job, JobEnding::here(LocalWhy::Failed)),
-                    }
+                    left.extend(match numbers {
+                        Some(numbers) => state.machine.prepared(now_ns, job, &[numbers]),
+                        // Another scheduler, or another life of it, needs other file numbers, and
+                        // this call has only one range.
+                        None => state.machine.without_numbers(now_ns, job),
+                    });
                 }
+                OwnerStep::PlanAgain { job } => self.end(state, job, JobEnding::PlanAgain),
                 OwnerStep::RunHere { job, why, is_untouched, failure } => {
                     self.end(state, job, JobEnding::Here { why, is_untouched, failure });
                 }

@@ -6,8 +6,10 @@
 //! A job that no executor has begun runs on the calling thread instead, under the same numbers. If
 //! an executor may have begun the job, the call fails. The engine plans the job again with other
 //! numbers, and it then runs here. A flush that has failed in an executor first gets a second
-//! attempt at another one, if no writer waits ([`crate::decide::after_failure`]). A flush leaves
-//! only if memory nodes hold all of its shards; its package then has their places.
+//! attempt at another one, if no writer waits ([`crate::decide::after_failure`]). A job whose
+//! scheduler ends or falls silent leaves again, through another scheduler that lives
+//! ([`crate::decide::after_move`]). It runs here if none lives. A flush leaves only if memory nodes
+//! hold all of its shards; its package then has their places.
 //!
 //! Invariants:
 //! 1. Numbers that an executor may have used are never used here.
@@ -17,6 +19,8 @@
 //!    lower by that part until the call ends ([`super::rates`]).
 //! 4. In a volume, the outputs have their names durably when the call returns them, and the blobs
 //!    of every other attempt are given up ([`super::files`]).
+//! 5. A job that leaves again has other file numbers and another grant. Its earlier attempt is
+//!    abandoned, so late outputs of that attempt are discarded.
 //!
 //! Thread-safety: many background threads call the executor in parallel.
 //! Failure: outputs that the engine refuses, or that cannot be named here, are not used: the job
@@ -48,6 +52,7 @@ use archipelago_fabric::Endpoints;
 use super::counters::{OffloadCounters, Tally};
 use super::courier::{Couriers, Outboxes, Resident};
 use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
+use super::moves::{JobInput, JobMoves, PlannedInputs};
 use super::owner_calls::{CallParts, JobEnding, KINDS, OwnerCalls, kind_index};
 use super::owner_settings::OwnerSettings;
 use super::quiet::QuietTime;
@@ -55,7 +60,7 @@ use super::rates::RateDivider;
 use super::retries::FlushRetries;
 use super::runtime_parts::RuntimeParts;
 use super::{PAYLOAD_BYTES_MAX, scheduler_order};
-use crate::decide::{AttemptPlace, FailedFlush, after_failure};
+use crate::decide::{AttemptPlace, FailedFlush, MovedJob, after_failure, after_move};
 use crate::failure::FailedAttempt;
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
@@ -79,6 +84,8 @@ pub struct OffloadExecutor {
     quiet: QuietTime,
     /// Flushes that have failed away.
     retries: FlushRetries,
+    /// Jobs whose schedulers have ended.
+    moves: JobMoves,
     /// The parts of the rate limit that jobs have taken along.
     rates: Arc<RateDivider>,
     /// Parts of a process in virtual time; `None` for a process of the system.
@@ -109,6 +116,14 @@ struct Ask {
     images: Option<JobImages>,
     /// Names of these shards.
     shards: Vec<ShardId>,
+}
+
+impl Ask {
+    /// The inputs by which the next plan of the job is recognised.
+    fn inputs(&self) -> Vec<JobInput> {
+        let shards = self.shards.iter().copied().map(JobInput::Shard);
+        shards.chain(self.files.inputs().iter().cloned().map(JobInput::File)).collect()
+    }
 }
 
 fn kind_of(kind: EngineJobKind) -> JobKind {
@@ -166,6 +181,7 @@ impl OffloadExecutor {
             here_next: Default::default(),
             quiet: QuietTime::default(),
             retries: FlushRetries::default(),
+            moves: JobMoves::default(),
             rates: Arc::default(),
             parts,
             link: OnceLock::new(),
@@ -219,6 +235,24 @@ impl OffloadExecutor {
         spec: &T,
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
+        let (kind, plan) = (ask.job.kind, self.moves.plan_of(ask.inputs()));
+        let writers_wait = plan.moves > 0 && kind == JobKind::Flush && self.writers_wait();
+        let sent = match after_move(&MovedJob { moves: plan.moves, writers_wait }) {
+            AttemptPlace::Away => self.send_plan(ask, &plan, spec, context)?,
+            AttemptPlace::Here => self.count_here(kind, LocalWhy::Silent),
+        };
+        self.moves.forget(&plan);
+        Ok(sent)
+    }
+
+    /// Runs one plan of a job at an executor. `None` if it must run here, under the same numbers.
+    fn send_plan<T: Message>(
+        &self,
+        ask: Ask,
+        plan: &PlannedInputs,
+        spec: &T,
+        context: &JobContext<'_>,
+    ) -> Result<Option<JobOutput>> {
         let (kind, shards) = (ask.job.kind, ask.shards.clone());
         let is_second = !ask.job.avoids.is_empty();
         let Some(link) = self.link.get() else { return Ok(None) };
@@ -255,12 +289,13 @@ impl OffloadExecutor {
         match ending? {
             JobEnding::Output(returned) => {
                 let accepted = self.accept(kind, prepared, &returned)?;
-                let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
-                self.tally.away(&accepted, whole_ns);
-                if is_second {
-                    self.tally.second_attempt_done();
-                }
+                self.count_away(&accepted, started_ns, is_second, plan.moves > 0);
                 Ok(Some(accepted.output))
+            }
+            JobEnding::PlanAgain => {
+                // Dropping the prepared job gives up the blobs that an executor may have written.
+                drop(prepared);
+                Err(self.moved(kind, plan))
             }
             JobEnding::Here { why, is_untouched, failure } => {
                 self.note_failure(failure.as_ref());
@@ -272,7 +307,7 @@ impl OffloadExecutor {
                 // Dropping the prepared job gives up the blobs that an executor may have written.
                 drop(prepared);
                 let next = self.place_after(&shards, why, failure.as_ref());
-                Err(self.planned_again(kind, why, next))
+                Err(self.planned_again(kind, why.text(), next))
             }
         }
     }
@@ -288,7 +323,7 @@ impl OffloadExecutor {
             ErrorKind::Fenced => error,
             _ => {
                 tracing::warn!(%error, "the outputs of an offloaded job were refused");
-                self.planned_again(kind, LocalWhy::Refused, AttemptPlace::Here)
+                self.planned_again(kind, LocalWhy::Refused.text(), AttemptPlace::Here)
             }
         })
     }
@@ -317,9 +352,18 @@ impl OffloadExecutor {
         }
     }
 
+    /// Notes that the scheduler of a job has ended while another one lives. The next plan of the job
+    /// decides whether it leaves again.
+    fn moved(&self, kind: JobKind, plan: &PlannedInputs) -> Error {
+        self.moves.note_moved(plan);
+        let error = self.planned_again(kind, "its scheduler has ended", AttemptPlace::Away);
+        self.tally.moved();
+        error
+    }
+
     /// Counts a job that an executor may have begun. The engine plans it again after this error. If
     /// `next` is [`AttemptPlace::Here`], the next job of its kind runs here.
-    fn planned_again(&self, kind: JobKind, why: LocalWhy, next: AttemptPlace) -> Error {
+    fn planned_again(&self, kind: JobKind, why: &str, next: AttemptPlace) -> Error {
         self.tally.again();
         let place = match next {
             AttemptPlace::Away => "",
@@ -328,7 +372,6 @@ impl OffloadExecutor {
                 " and runs in this process"
             }
         };
-        let why = why.text();
         Error::new(
             ErrorKind::Busy,
             format!("an offloaded job ended without outputs ({why}): it is planned again{place}"),
@@ -419,6 +462,25 @@ impl OffloadExecutor {
         };
         let named = named.into_iter().flatten().cloned();
         [build_name(), place].into_iter().chain(named).collect()
+    }
+
+    /// Counts a job that an executor has ended. `is_second` says that it was the second attempt of a
+    /// flush, and `is_moved` that the scheduler of an earlier attempt had ended.
+    fn count_away(
+        &self,
+        accepted: &AcceptedOutput,
+        started_ns: u64,
+        is_second: bool,
+        is_moved: bool,
+    ) {
+        let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
+        self.tally.away(accepted, whole_ns);
+        if is_second {
+            self.tally.second_attempt_done();
+        }
+        if is_moved {
+            self.tally.moved_done();
+        }
     }
 
     /// Whether this call runs its job here in place of one of its kind that was planned again.

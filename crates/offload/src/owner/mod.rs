@@ -3,6 +3,7 @@
 //! | state of a job | next state and its cause |
 //! | --- | --- |
 //! | away | checking, on COMMIT of a live attempt; here, if given back or if no scheduler answers |
+//! | away | ended, if the driver has no numbers for the next scheduler: the job is planned again |
 //! | checking | ended, when the outputs are installed; away, when they are refused |
 //! | here | ended, when this process has run it |
 //! | ended | forgotten, when many younger jobs have ended |
@@ -10,6 +11,12 @@
 //! An attempt is *live* from its preparation until the job ends, runs here, or its outputs are
 //! refused. Then the attempt is *abandoned*: its outputs are never installed, and the owner's sweep
 //! removes files with its numbers.
+//!
+//! A job whose scheduler ends or falls silent moves to another one that lives, or to one that may
+//! live if no other is known to. No scheduler gets one job twice. The job needs other numbers there
+//! (invariant 3). A driver that has none calls [`Owner::without_numbers`]. If a scheduler lives, the
+//! job then ends and is planned again as another job, which goes to that scheduler. Otherwise this
+//! process runs it (docs/design/offload.md, "Several schedulers").
 //!
 //! Invariants:
 //! 1. The outputs of a job are installed at most once, and only those of a live attempt of this
@@ -80,8 +87,9 @@ pub enum OwnerStep {
         message: OffloadMessage,
     },
     /// Draw a range of file numbers for each of the next attempts ([`ATTEMPTS`] of them are
-    /// enough), and call [`Owner::prepared`] with the ranges. If there are no numbers, end the job
-    /// with [`Owner::ran_here`].
+    /// enough), and call [`Owner::prepared`] with the ranges. If there are no numbers for another
+    /// session, call [`Owner::without_numbers`]. If there are none at all, end the job with
+    /// [`Owner::ran_here`].
     Prepare {
         /// Number of the job.
         job: u64,
@@ -97,6 +105,12 @@ pub enum OwnerStep {
         is_untouched: bool,
         /// The latest attempt that has failed, if the scheduler knows one.
         failure: Option<FailedAttempt>,
+    },
+    /// Plan the job again as another job with other numbers. This job has ended, and its attempts
+    /// are abandoned. Another scheduler lives, and gets the other job.
+    PlanAgain {
+        /// Number of the job that has ended.
+        job: u64,
     },
     /// Check the outputs, install them if they pass the checks, and call [`Owner::checked`].
     Check {
@@ -127,10 +141,8 @@ struct Job {
     spec: Payload,
     /// Position of the scheduler that has the job.
     scheduler: usize,
-    /// Position of the scheduler that got the job first.
-    first: usize,
-    /// Schedulers that were tried.
-    tried: usize,
+    /// Positions of all schedulers that got the job, in the order in which they got it.
+    tried: Vec<usize>,
     /// Session for which the newest attempts were prepared.
     session: Option<OwnerSession>,
     /// Number of sessions for which attempts were prepared.
@@ -162,7 +174,8 @@ pub struct Owner {
     terms: OwnerTerms,
     /// Schedulers in the order in which they are tried.
     schedulers: Vec<SchedulerId>,
-    /// Time of the latest message of each scheduler.
+    /// Time of the latest message of each scheduler, unless a job has left it since because it was
+    /// silent.
     heard: BTreeMap<SchedulerId, u64>,
     /// The newest session with each scheduler that has answered.
     sessions: BTreeMap<SchedulerId, OwnerSession>,
@@ -277,8 +290,7 @@ impl Owner {
             order,
             spec,
             scheduler: first,
-            first,
-            tried: 0,
+            tried: vec![first],
             session: None,
             sessions: 0,
             is_queued: false,
@@ -316,6 +328,22 @@ impl Owner {
             job.prepared.push(PreparedAttempt { attempt: job.newest, numbers });
         }
         vec![OwnerStep::Send { to, message: job.prepare(*session, oldest) }]
+    }
+
+    /// Takes the fact that the driver has no file numbers for the next attempts of a job, because
+    /// those of the job belong to an earlier session. The job is planned again as another job if a
+    /// scheduler lives, and otherwise runs here.
+    pub fn without_numbers(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
+        let state = self.jobs.get(&number).map(|job| job.state);
+        if !matches!(state, Some(OwnedJobState::Away { .. })) {
+            return Vec::new();
+        }
+        if !(0..self.schedulers.len()).any(|position| self.is_live(now_ns, position)) {
+            return self.bring_here(number, LocalWhy::Silent, false, None);
+        }
+        let mut steps = self.end(number, None);
+        steps.push(OwnerStep::PlanAgain { job: number });
+        steps
     }
 
     /// Ends the check of an attempt's outputs. If `is_installed`, the edit that names them is
@@ -421,16 +449,13 @@ impl Owner {
 
     fn tick(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
         let oldest = self.oldest();
-        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
-        let OwnedJobState::Away { heard_ns, next_ns } = &mut job.state else { return Vec::new() };
-        if *heard_ns + self.terms.silent_ns <= now_ns {
-            job.tried += 1;
-            if job.tried >= self.schedulers.len() {
-                return self.bring_here(number, LocalWhy::Silent, false, None);
-            }
-            job.scheduler = (job.scheduler + 1) % self.schedulers.len();
-            (*heard_ns, *next_ns) = (now_ns, now_ns);
+        let state = self.jobs.get(&number).map(|job| job.state);
+        let Some(OwnedJobState::Away { heard_ns, .. }) = state else { return Vec::new() };
+        if heard_ns + self.terms.silent_ns <= now_ns && !self.leave_silent(now_ns, number) {
+            return self.bring_here(number, LocalWhy::Silent, false, None);
         }
+        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
+        let OwnedJobState::Away { next_ns, .. } = &mut job.state else { return Vec::new() };
         if *next_ns > now_ns {
             return Vec::new();
         }
@@ -443,6 +468,24 @@ impl Owner {
             Some(_) => job.draw(number),
             None => Vec::new(),
         }
+    }
+
+    /// Moves a job away from its scheduler, which was silent for too long: to the next scheduler
+    /// that lives, or else to the next one. Returns false if every other scheduler has had the job.
+    fn leave_silent(&mut self, now_ns: u64, number: u64) -> bool {
+        let Some(job) = self.jobs.get(&number) else { return false };
+        // The silent scheduler gets no other job before its next message.
+        self.heard.remove(&self.schedulers[job.scheduler]);
+        let count = self.schedulers.len();
+        let others = (1..count).map(|distance| (job.scheduler + distance) % count);
+        let others: Vec<usize> = others.filter(|position| !job.tried.contains(position)).collect();
+        let live = others.iter().find(|position| self.is_live(now_ns, **position));
+        let Some(next) = live.or(others.first()).copied() else { return false };
+        let Some(job) = self.jobs.get_mut(&number) else { return false };
+        job.scheduler = next;
+        job.tried.push(next);
+        job.state = OwnedJobState::Away { heard_ns: now_ns, next_ns: now_ns };
+        true
     }
 
     /// Notes the session that a scheduler has reported. Jobs that were prepared for another session
@@ -574,9 +617,8 @@ impl Owner {
         let abandon = |numbers| OwnerStep::Abandon { numbers };
         let mut steps: Vec<OwnerStep> = job.live.into_values().map(abandon).collect();
         let id = job.order.id;
-        let count = (job.tried + 1).min(self.schedulers.len());
-        let tried = self.schedulers.iter().cycle().skip(job.first).take(count);
-        for &to in tried {
+        for position in job.tried {
+            let to = self.schedulers[position];
             steps.push(OwnerStep::Send { to, message: OffloadMessage::CancelJob { job: id } });
         }
         steps
@@ -585,11 +627,13 @@ impl Owner {
     /// Position of the first scheduler that was not silent for too long, or of the first one if all
     /// were. It gets new jobs.
     fn first_live(&self, now_ns: u64) -> usize {
-        let is_live = |scheduler: &SchedulerId| {
-            let heard_ns = self.heard.get(scheduler);
-            heard_ns.is_some_and(|heard_ns| now_ns < heard_ns + self.terms.silent_ns)
-        };
-        self.schedulers.iter().position(is_live).unwrap_or(0)
+        (0..self.schedulers.len()).find(|at| self.is_live(now_ns, *at)).unwrap_or(0)
+    }
+
+    /// Whether the scheduler at this position was not silent for too long.
+    fn is_live(&self, now_ns: u64, position: usize) -> bool {
+        let heard_ns = self.heard.get(&self.schedulers[position]);
+        heard_ns.is_some_and(|heard_ns| now_ns < heard_ns + self.terms.silent_ns)
     }
 
     /// Number of the oldest job that has not ended.

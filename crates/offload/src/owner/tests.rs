@@ -426,3 +426,147 @@ fn report_follows_each_greeting_of_all_schedulers() {
     assert_eq!(reports(owner.on_timer(refresh_ns - 1)), 0);
     assert_eq!(reports(owner.on_timer(2 * refresh_ns)), 1);
 }
+
+fn lives_at(scheduler: SchedulerId, term: u64) -> OffloadMessage {
+    let life = SchedulerLife { scheduler, term };
+    OffloadMessage::Lives { session: OwnerSession { life, number: 1 }, slots: 4 }
+}
+
+/// The scheduler that gets a PREPARE among the steps.
+fn prepared_for(steps: &[OwnerStep]) -> Option<SchedulerId> {
+    steps.iter().find_map(|step| match step {
+        OwnerStep::Send { to, message: OffloadMessage::Prepare { .. } } => Some(*to),
+        _ => None,
+    })
+}
+
+/// Submits a job and prepares one attempt, as the calls of the engine do. Returns the number of the
+/// job and the scheduler that gets it.
+fn submit_one(owner: &mut Owner, now_ns: u64, first_no: u64) -> (u64, Option<SchedulerId>) {
+    let (job, steps) = owner.submit(now_ns, ask(JobKind::Compaction), Payload::default());
+    assert!(steps.contains(&OwnerStep::Prepare { job }), "{steps:?}");
+    let steps = owner.prepared(now_ns, job, &ranges(first_no)[..1]);
+    (job, prepared_for(&steps))
+}
+
+/// An owner with these schedulers, all of which live at time 0. The first one has job 1.
+fn with_job_at_first(schedulers: &[SchedulerId]) -> Owner {
+    let mut owner = owner(schedulers);
+    for &scheduler in schedulers {
+        owner.on_message(0, scheduler, lives_at(scheduler, 5));
+    }
+    assert_eq!(submit_one(&mut owner, 0, 100), (1, Some(schedulers[0])));
+    owner
+}
+
+#[test]
+fn job_whose_scheduler_ends_is_planned_again_for_one_that_lives() {
+    let silent_ns = OwnerTerms::default().silent_ns;
+    // The scheduler ends before ASSIGN, or while an executor runs the attempt.
+    for is_queued in [false, true] {
+        let mut owner = with_job_at_first(&[S, OTHER]);
+        if is_queued {
+            let message = OffloadMessage::Queued { job: at(1, 1).job, session: SESSION, slots: 4 };
+            owner.on_message(0, S, message);
+        }
+        owner.on_message(silent_ns - 1, OTHER, lives_at(OTHER, 5));
+        let early = owner.on_timer(silent_ns - 1);
+        assert!(!early.contains(&OwnerStep::Prepare { job: 1 }), "{early:?}");
+        let steps = owner.on_timer(silent_ns);
+        assert!(steps.contains(&OwnerStep::Prepare { job: 1 }), "{steps:?}");
+        let steps = owner.without_numbers(silent_ns, 1);
+        assert!(steps.contains(&OwnerStep::PlanAgain { job: 1 }), "{steps:?}");
+        assert!(steps.contains(&OwnerStep::Abandon { numbers: ranges(100)[0] }), "{steps:?}");
+        let cancel = OffloadMessage::CancelJob { job: at(1, 1).job };
+        assert!(steps.contains(&OwnerStep::Send { to: S, message: cancel }), "{steps:?}");
+        assert!(!steps.iter().any(|step| matches!(step, OwnerStep::RunHere { .. })), "{steps:?}");
+        assert_eq!((owner.jobs(), owner.without_numbers(silent_ns, 1)), (0, Vec::new()));
+
+        assert_eq!(submit_one(&mut owner, silent_ns, 200), (2, Some(OTHER)));
+        // The executor of the first attempt sends its outputs through the other scheduler.
+        let done = |owner: &mut Owner, number| {
+            let message = OffloadMessage::Done { at: at(number, 1), output: Payload::default() };
+            owner.on_message(silent_ns, OTHER, message)
+        };
+        assert_eq!(verdict(&done(&mut owner, 1)), Verdict::Discard, "before the second attempt");
+        let [OwnerStep::Check { numbers, .. }] = done(&mut owner, 2)[..] else { panic!("a check") };
+        assert_eq!(numbers, ranges(200)[0]);
+        assert_eq!(verdict(&done(&mut owner, 1)), Verdict::Discard, "during the check");
+        assert_eq!(verdict(&owner.checked(silent_ns, at(2, 1), true)), Verdict::Installed);
+        assert_eq!(verdict(&done(&mut owner, 1)), Verdict::Discard, "after the install");
+    }
+}
+
+#[test]
+fn job_whose_numbers_went_to_no_scheduler_keeps_them_when_it_moves() {
+    let mut owner = owner(&[S, OTHER]);
+    owner.submit(0, ask(JobKind::Compaction), Payload::default());
+    let silent_ns = OwnerTerms::default().silent_ns;
+    owner.on_message(silent_ns, OTHER, lives_at(OTHER, 5));
+    let steps = owner.on_timer(silent_ns);
+    assert!(steps.contains(&OwnerStep::Prepare { job: 1 }), "{steps:?}");
+    assert_eq!(prepared_for(&owner.prepared(silent_ns, 1, &ranges(100)[..1])), Some(OTHER));
+}
+
+#[test]
+fn job_runs_here_when_all_schedulers_have_ended() {
+    let silent_ns = OwnerTerms::default().silent_ns;
+    let (job, why, is_untouched) = (1, LocalWhy::Silent, false);
+    let here = OwnerStep::RunHere { job, why, is_untouched, failure: None };
+    let mut owner = with_job_at_first(&[S, OTHER]);
+    let steps = owner.on_timer(silent_ns);
+    assert!(steps.contains(&OwnerStep::Prepare { job: 1 }), "{steps:?}");
+    // A driver with numbers tries the other scheduler.
+    let mut with_numbers = owner.clone();
+    let steps = with_numbers.prepared(silent_ns, 1, &ranges(200)[..1]);
+    assert_eq!(prepared_for(&steps), Some(OTHER));
+    assert!(with_numbers.on_timer(2 * silent_ns).contains(&here));
+    // A driver without numbers has no scheduler for another plan.
+    let steps = owner.without_numbers(silent_ns, 1);
+    assert!(steps.contains(&here), "{steps:?}");
+    assert!(steps.contains(&OwnerStep::Abandon { numbers: ranges(100)[0] }), "{steps:?}");
+    assert!(!steps.contains(&OwnerStep::PlanAgain { job: 1 }), "{steps:?}");
+    assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
+}
+
+#[test]
+fn job_moves_to_a_scheduler_that_lives_before_the_next_one() {
+    const THIRD: SchedulerId = SchedulerId(3);
+    let silent_ns = OwnerTerms::default().silent_ns;
+    let mut owner = with_job_at_first(&[S, OTHER, THIRD]);
+    owner.on_message(silent_ns, THIRD, lives_at(THIRD, 5));
+    owner.on_timer(silent_ns);
+    assert_eq!(prepared_for(&owner.prepared(silent_ns, 1, &ranges(200)[..1])), Some(THIRD));
+    // No scheduler but those that had the job gets the order to end it.
+    let ended = owner.ran_here(1);
+    let cancelled = ended.iter().filter_map(|step| match step {
+        OwnerStep::Send { to, message: OffloadMessage::CancelJob { .. } } => Some(*to),
+        _ => None,
+    });
+    assert_eq!(cancelled.collect::<Vec<_>>(), [S, THIRD]);
+}
+
+#[test]
+fn job_is_planned_again_for_the_next_life_of_its_scheduler() {
+    let mut owner = with_job_at_first(&[S]);
+    let steps = owner.on_message(1, S, lives_at(S, 6));
+    assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
+    let steps = owner.without_numbers(1, 1);
+    assert!(steps.contains(&OwnerStep::PlanAgain { job: 1 }), "{steps:?}");
+    assert_eq!(submit_one(&mut owner, 1, 200), (2, Some(S)));
+    assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
+}
+
+#[test]
+fn scheduler_that_was_silent_for_a_job_gets_no_other_one_before_its_next_message() {
+    let silent_ns = OwnerTerms::default().silent_ns;
+    let mut owner = with_job_at_first(&[S, OTHER]);
+    // It answers a greeting, but not the PREPARE of the job.
+    owner.on_message(silent_ns - 1, S, lives_at(S, 5));
+    owner.on_message(silent_ns - 1, OTHER, lives_at(OTHER, 5));
+    owner.on_timer(silent_ns);
+    owner.without_numbers(silent_ns, 1);
+    assert_eq!(submit_one(&mut owner, silent_ns, 200), (2, Some(OTHER)));
+    owner.on_message(silent_ns, S, lives_at(S, 5));
+    assert_eq!(submit_one(&mut owner, silent_ns, 300), (3, Some(S)));
+}

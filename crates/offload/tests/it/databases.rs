@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::Components;
-use archipelago_engine::executor::{JobExecutor, OwnerIdentity};
+use archipelago_engine::executor::{JobExecutor, JobKind, OwnerIdentity};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::local::LocalFs;
 use archipelago_env::stats::CountingFs;
@@ -19,8 +19,12 @@ use crate::office::Office;
 use crate::rounds::{Loaded, wait_until};
 
 fn executor(office: &Office, shares: &[&Path]) -> ExecutorServer {
+    executor_of(office.managers(), shares)
+}
+
+fn executor_of(managers: Vec<String>, shares: &[&Path]) -> ExecutorServer {
     let settings = ExecutorSettings {
-        managers: office.managers(),
+        managers,
         slots: 2,
         shares: shares.iter().map(|share| share.to_path_buf()).collect(),
         volumes: None,
@@ -278,5 +282,33 @@ fn executors_and_schedulers_end_while_jobs_run() {
         names.filter(|name| name.to_string_lossy().ends_with(".sst")).count() as u64
     };
     wait_until(|| tables() == named);
+    away.db.close().unwrap();
+}
+
+#[test]
+fn job_whose_scheduler_ends_runs_in_an_executor_through_another_one() {
+    let base = tempfile::tempdir().unwrap();
+    let offices = [Office::start(), Office::start()];
+    let managers: Vec<String> = offices.iter().flat_map(Office::managers).collect();
+    let executor = executor_of(managers.clone(), &[base.path()]);
+    let away = open(&base, managers);
+    let mut rounds = 0;
+    // One of the managers has the jobs of the database. A busy machine may run a job here.
+    while away.jobs.counters().moved_done == 0 {
+        for office in &offices {
+            away.write(rounds);
+            rounds += 1;
+            wait_until(|| away.jobs.room(JobKind::Compaction) > 0);
+            office.end_scheduler();
+            away.compact();
+            office.restart();
+        }
+        assert!(rounds < 200, "{:?}", away.jobs.counters());
+    }
+    away.check(rounds);
+    let counters = away.jobs.counters();
+    assert!(counters.moved >= counters.moved_done, "{counters:?}");
+    assert!(counters.planned_again >= counters.moved, "{counters:?}");
+    assert!(executor.figures().succeeded > 0);
     away.db.close().unwrap();
 }

@@ -13,14 +13,17 @@ use archipelago_offload::scheduler::SchedulerCounters;
 
 struct Shared {
     desk: SchedulerDesk,
-    /// Term of the manager; 0 while it stands by.
+    /// Term of the manager.
     term: AtomicU64,
+    /// Whether the manager answers as one whose scheduler has not begun.
+    has_no_scheduler: AtomicBool,
     is_stopped: AtomicBool,
 }
 
 impl Shared {
     fn term(&self) -> Option<u64> {
-        Some(self.term.load(Ordering::SeqCst)).filter(|term| *term > 0)
+        let has_no_scheduler = self.has_no_scheduler.load(Ordering::SeqCst);
+        (!has_no_scheduler).then(|| self.term.load(Ordering::SeqCst))
     }
 }
 
@@ -46,6 +49,7 @@ impl Office {
         let shared = Arc::new(Shared {
             desk: SchedulerDesk::new(&SystemClock::shared()),
             term: AtomicU64::new(1),
+            has_no_scheduler: AtomicBool::new(false),
             is_stopped: AtomicBool::new(false),
         });
         let front = Front(Arc::clone(&shared));
@@ -72,6 +76,12 @@ impl Office {
     /// Begins another life of the scheduler, without any state.
     pub(crate) fn restart(&self) {
         self.shared.term.fetch_add(1, Ordering::SeqCst);
+        self.shared.has_no_scheduler.store(false, Ordering::SeqCst);
+    }
+
+    /// Ends the scheduler until the next [`Office::restart`].
+    pub(crate) fn end_scheduler(&self) {
+        self.shared.has_no_scheduler.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn counters(&self) -> SchedulerCounters {

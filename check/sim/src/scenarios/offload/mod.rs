@@ -4,7 +4,9 @@
 //! The runs execute the state machines of `archipelago-offload`. A database here is a list of
 //! items, each of which one job must install exactly once, and a directory of files by number. The
 //! image of a flush lies at one of two memory nodes, and is gone when the node begins another life.
-//! The last database loses its owner during the run, and no other process opens it.
+//! The last database loses its owner during the run, and no other process opens it. Half of the
+//! owners have file numbers for one session of each job, as calls of the engine have. They plan a
+//! job again when its scheduler ends.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -92,6 +94,7 @@ fn run(request: &RunRequest) -> RunOutcome {
         figures: figures([
             ("items installed", counted.installed),
             ("of them by executors", counted.by_executors),
+            ("of them through another scheduler", counted.by_other_schedulers),
             ("attempts assigned", counted.assigned),
             ("owners that ended", counted.owners_ended),
             ("schedulers that ended", counted.schedulers_ended),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;
 use archipelago_offload::ids::{
-    AttemptId, NodeLife, NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token,
+    Attempt, AttemptId, NodeLife, NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token,
 };
 use archipelago_offload::job::{InputPlace, JobAsk, JobKind, Payload};
 use archipelago_offload::owner::{ATTEMPTS, Owner, OwnerStep, OwnerTerms};
@@ -91,6 +91,12 @@ pub(super) struct OwnerHost {
     items: BTreeMap<u64, u64>,
     /// Lives of the memory nodes that hold the images of these jobs, by job.
     images: BTreeMap<u64, u64>,
+    /// Schedulers that got the attempts of jobs.
+    given_to: BTreeMap<(u64, Attempt), SchedulerId>,
+    /// Schedulers that got the first attempt at an item.
+    firsts: BTreeMap<u64, SchedulerId>,
+    /// Whether a job has numbers for one session only, as a call of the engine has.
+    draws_once: bool,
     next_no: u64,
     lot_end: u64,
     /// First number of this epoch, and the files below it that the manifest named at the open.
@@ -122,6 +128,9 @@ impl OwnerHost {
             stopped_until_ns: 0,
             items: BTreeMap::new(),
             images: BTreeMap::new(),
+            given_to: BTreeMap::new(),
+            firsts: BTreeMap::new(),
+            draws_once: life.is_multiple_of(2),
             next_no: first_no,
             lot_end: first_no,
             first_no,
@@ -191,7 +200,15 @@ impl OwnerHost {
         let mut deeds = Vec::new();
         for step in steps {
             match step {
-                OwnerStep::Send { to, message } => deeds.push(OwnerDeed::Send { to, message }),
+                OwnerStep::Send { to, message } => {
+                    self.note_prepare(to, &message);
+                    deeds.push(OwnerDeed::Send { to, message });
+                }
+                OwnerStep::Prepare { job } if self.draws_once && self.has_drawn(job) => {
+                    let steps = self.machine.without_numbers(now_ns, job);
+                    deeds.extend(self.take(now_ns, database, steps));
+                }
+                OwnerStep::PlanAgain { job } => self.end(job),
                 OwnerStep::Prepare { job } => {
                     let mut ranges = [NumberRange::default(); ATTEMPTS];
                     for range in &mut ranges {
@@ -211,6 +228,31 @@ impl OwnerHost {
             }
         }
         deeds
+    }
+
+    /// Notes the schedulers that get attempts.
+    fn note_prepare(&mut self, to: SchedulerId, message: &OffloadMessage) {
+        let OffloadMessage::Prepare { order, attempts, .. } = message else { return };
+        let job = order.id.number;
+        let Some(item) = self.items.get(&job) else { return };
+        self.firsts.entry(*item).or_insert(to);
+        for prepared in attempts {
+            self.given_to.insert((job, prepared.attempt), to);
+        }
+    }
+
+    /// Whether attempts of a job were prepared.
+    fn has_drawn(&self, job: u64) -> bool {
+        let attempts = (job, Attempt(0))..=(job, Attempt(u32::MAX));
+        self.given_to.range(attempts).next().is_some()
+    }
+
+    /// Whether an attempt went to another scheduler than the first attempt at its item.
+    pub(super) fn is_of_another_scheduler(&self, at: AttemptId) -> bool {
+        let number = at.job.number;
+        let first = self.items.get(&number).and_then(|item| self.firsts.get(item));
+        let latest = self.given_to.get(&(number, at.attempt));
+        first.zip(latest).is_some_and(|(first, latest)| first != latest)
     }
 
     /// Checks the outputs of an attempt and installs them. Returns the answer for the machine and

@@ -44,6 +44,10 @@ pub(super) struct Counted {
     pub(super) jobs_away: u64,
     pub(super) flushes_away: u64,
     pub(super) jobs_again: u64,
+    /// Jobs of these that left again after their scheduler had ended, and those that executors then
+    /// ended.
+    pub(super) jobs_moved: u64,
+    pub(super) jobs_moved_done: u64,
     pub(super) second_attempts: u64,
 }
 
@@ -279,6 +283,8 @@ impl World {
         self.counted.jobs_away += jobs.ran_away;
         self.counted.flushes_away += jobs.flushes.in_place + jobs.flushes.remote;
         self.counted.jobs_again += jobs.planned_again;
+        self.counted.jobs_moved += jobs.moved;
+        self.counted.jobs_moved_done += jobs.moved_done;
         self.counted.second_attempts += jobs.flushes.second_attempts;
     }
 
@@ -654,6 +660,8 @@ impl World {
                 ("jobs in executors", counted.jobs_away),
                 ("of them flushes", counted.flushes_away),
                 ("jobs planned again", counted.jobs_again),
+                ("of them for another scheduler", counted.jobs_moved),
+                ("jobs that another scheduler ended", counted.jobs_moved_done),
                 ("second attempts of flushes", counted.second_attempts),
                 ("owners", counted.owners),
                 ("losses of power", counted.power_losses),

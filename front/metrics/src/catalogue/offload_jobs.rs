@@ -12,6 +12,11 @@ metrics! {
     /// Number of jobs that an executor may have begun and that ended without outputs. The database
     /// planned them again.
     PLANNED_AGAIN: Counter "archipelago_offload_jobs_planned_again" [];
+    /// Number of these jobs that left again, because their scheduler had ended and another one
+    /// lived.
+    MOVED: Counter "archipelago_offload_jobs_moved" [];
+    /// Number of jobs that executors ended after their scheduler had ended.
+    MOVED_DONE: Counter "archipelago_offload_jobs_moved_done" [];
     /// Attempts that executors got and that gave no outputs, as far as the scheduler has told.
     /// `INFO` has the latest reason.
     FAILED_AWAY: Counter "archipelago_offload_attempts_failed" [];

@@ -16,6 +16,8 @@ pub fn offload_jobs(jobs: Arc<OffloadExecutor>) -> Source {
         samples.set(&metric::BYTES, &[], counters.bytes_away);
         samples.set(&metric::LIMITED_BYTES, &[], counters.limited_bytes_away);
         samples.set(&metric::PLANNED_AGAIN, &[], counters.planned_again);
+        samples.set(&metric::MOVED, &[], counters.moved);
+        samples.set(&metric::MOVED_DONE, &[], counters.moved_done);
         samples.set(&metric::FAILED_AWAY, &[], counters.failed_away);
         for (why, count) in counters.ran_here {
             samples.set(&metric::HERE, &[why], count);

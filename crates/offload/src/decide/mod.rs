@@ -1,8 +1,9 @@
 //! Pure decisions of offloading: the executor of a job (O³-LSM §4.3) and the memory node of a
-//! shard. `again.rs` chooses the place of a flush that has failed away, and of a job whose scheduler
-//! has ended, `reads.rs` the path of a read, `pace.rs` the speed of transfers, `give_up.rs` their
-//! early end, `ratio.rs` the number of memtables that stay in the process, `rate.rs` the part of a
-//! rate limit that a job takes along, and `share.rs` the memory of a node for each database.
+//! shard. `again.rs` chooses the place of a flush that has failed away, and of a job whose
+//! scheduler has ended, `reads.rs` the path of a read, `pace.rs` the speed of transfers,
+//! `give_up.rs` their early end, `ratio.rs` the number of memtables that stay in the process,
+//! `rate.rs` the part of a rate limit that a job takes along, and `share.rs` the memory of a node
+//! for each database.
 //!
 //! A scheduler, an owner, a memory node, the simulation and the model call the same functions.
 //!

@@ -352,8 +352,8 @@ impl OffloadExecutor {
         }
     }
 
-    /// Notes that the scheduler of a job has ended while another one lives. The next plan of the job
-    /// decides whether it leaves again.
+    /// Notes that the scheduler of a job has ended while another one lives. The next plan of the
+    /// job decides whether it leaves again.
     fn moved(&self, kind: JobKind, plan: &PlannedInputs) -> Error {
         self.moves.note_moved(plan);
         let error = self.planned_again(kind, "its scheduler has ended", AttemptPlace::Away);
@@ -464,8 +464,8 @@ impl OffloadExecutor {
         [build_name(), place].into_iter().chain(named).collect()
     }
 
-    /// Counts a job that an executor has ended. `is_second` says that it was the second attempt of a
-    /// flush, and `is_moved` that the scheduler of an earlier attempt had ended.
+    /// Counts a job that an executor has ended. `is_second` says that it was the second attempt of
+    /// a flush, and `is_moved` that the scheduler of an earlier attempt had ended.
     fn count_away(
         &self,
         accepted: &AcceptedOutput,

@@ -12,11 +12,11 @@
 //! refused. Then the attempt is *abandoned*: its outputs are never installed, and the owner's sweep
 //! removes files with its numbers.
 //!
-//! A job whose scheduler falls silent moves to another one that lives, or to the next one if none is
-//! known to live. It leaves each scheduler for good. At the next scheduler, and in another session
-//! with the same one, the job needs other numbers (invariant 3). A driver that has none calls
-//! [`Owner::without_numbers`]. If a scheduler lives, the job then ends, and is planned again as
-//! another job, which goes to that scheduler. Otherwise this process runs it
+//! A job whose scheduler falls silent moves to another one that lives, or to the next one if none
+//! is known to live. It leaves each scheduler for good. At the next scheduler, and in another
+//! session with the same one, the job needs other numbers (invariant 3). A driver that has none
+//! calls [`Owner::without_numbers`]. If a scheduler lives, the job then ends, and is planned again
+//! as another job, which goes to that scheduler. Otherwise this process runs it
 //! (docs/design/offload.md, "Several schedulers").
 //!
 //! Invariants:

@@ -10,10 +10,10 @@
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `command_line` parses flags, `claim` holds targets, `page` renders results and writes the pages
 //! of `docs/benchmarks/`, `plot` draws charts, `program` finds and starts the program to measure,
-//! `counted` counts its instructions, `role` runs a role of a cluster as a child process, `rounds`
-//! makes alternating runs, `sampling` takes samples during a run, `sides` compares the figures of
-//! runs, `machine` measures the use of processors, and `results` reads the result file of the
-//! program.
+//! `client` kills it or times its first read, `counted` counts its instructions, `role` runs a role
+//! of a cluster as a child process, `rounds` makes alternating runs, `sampling` takes samples during
+//! a run, `sides` compares the figures of runs, `machine` measures the use of processors, and
+//! `results` reads the result file of the program.
 //!
 //! A command, its module and its page have one name, except for `_` and `-`.
 //!
@@ -22,6 +22,7 @@
 
 mod bucketlsm;
 mod claim;
+mod client;
 mod command_line;
 mod compare;
 mod counted;

@@ -6,9 +6,8 @@
 //!
 //! Failure: a repair that does not end within its limit has no time, which the report says.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use serde::Serialize;
 
 use super::bounds::{LostBytes, RepairRate};
 use super::cluster::Cluster;
+use crate::client::{Client, seconds_to_read};
 
 /// Pause between two checks of the nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -29,8 +29,6 @@ const LOG_FULL_MIN: f64 = 0.9;
 const LOG_MAX: Duration = Duration::from_secs(120);
 /// Share of the time that rates and bytes allow for a repair in which the client reads.
 const READS_SHARE: f64 = 0.8;
-/// Benchmark whose result line says that the next owner has read a key.
-const FIRST_READ: &str = "readrandom";
 
 /// A repair after the loss of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -179,73 +177,4 @@ pub(super) fn take_over(cluster: &Cluster, event: &TakeOver<'_>) -> Result<TakeO
         usual_seconds: seconds_to_read(event.program, event.open)?,
         log_bytes,
     })
-}
-
-/// Seconds until a client prints the result of its first read. The client runs to its end.
-fn seconds_to_read(program: &Path, words: &[String]) -> Result<f64> {
-    let clock = SystemClock::new();
-    let started_ns = clock.now_ns();
-    let mut client = Client::start(program, words, Stdio::piped())?;
-    let mut read_ns = None;
-    if let Some(stdout) = client.0.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            let line = line.map_err(|error| Error::io("read the output of", program, error))?;
-            if read_ns.is_none() && line.starts_with(FIRST_READ) {
-                read_ns = Some(clock.now_ns());
-            }
-        }
-    }
-    client.wait()?;
-    match read_ns {
-        Some(read_ns) => Ok((read_ns - started_ns) as f64 / 1e9),
-        None => Err(Error::invalid("the next owner has printed no result of its read")),
-    }
-}
-
-/// A process of the client. Drop kills it.
-struct Client(Child);
-
-impl Client {
-    fn start(program: &Path, words: &[String], stdout: Stdio) -> Result<Self> {
-        let mut command = Command::new(program);
-        command.arg("bench").args(words).stdin(Stdio::null()).stdout(stdout);
-        command.spawn().map(Self).map_err(|error| Error::io("run", program, error))
-    }
-
-    /// Returns an error if the process has ended.
-    fn check(&mut self) -> Result<()> {
-        match self.0.try_wait() {
-            Ok(None) => Ok(()),
-            Ok(Some(status)) => Err(Error::invalid(format!(
-                "the owner has ended before it was killed ({status}); its error output says why"
-            ))),
-            Err(error) => Err(Error::io("wait for", Path::new("the owner"), error)),
-        }
-    }
-
-    /// Waits for the end of the process, which must succeed.
-    fn wait(&mut self) -> Result<()> {
-        let name = Path::new("the next owner");
-        let status = self.0.wait().map_err(|error| Error::io("wait for", name, error))?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Error::invalid(format!(
-                "the next owner failed ({status}); its error output says why"
-            ))),
-        }
-    }
-
-    fn kill(&mut self) -> Result<()> {
-        let killed = self.0.kill().and_then(|()| self.0.wait());
-        killed.map(drop).map_err(|error| Error::io("kill", Path::new("the owner"), error))
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        if matches!(self.0.try_wait(), Ok(None)) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
 }

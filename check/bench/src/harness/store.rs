@@ -14,6 +14,7 @@ use archipelago_env::stats::CountingFs;
 use archipelago_fabric::endpoint;
 use archipelago_fabric::paced::CardStats;
 use archipelago_offload::net::OwnerSettings;
+use archipelago_offload::shard_owner::takeover_facts;
 
 use serde::{Deserialize, Serialize};
 
@@ -183,9 +184,18 @@ impl Opened {
         })
     }
 
-    /// Counters of the work that leaves the process.
+    /// Counters of the work that leaves the process, and of the memtable shards that the open has
+    /// kept at memory nodes.
     pub(crate) fn offload_counters(&self) -> BTreeMap<String, u64> {
-        self.offloaded.counters()
+        let mut counters = self.offloaded.counters();
+        if self.offloaded.shards().is_some() {
+            let facts = takeover_facts(self.db.statistics());
+            counters.extend(facts.lines().filter_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                Some((name.to_owned(), value.parse().ok()?))
+            }));
+        }
+        counters
     }
 
     /// Closes the database and then its devices.

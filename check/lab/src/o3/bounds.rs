@@ -298,6 +298,59 @@ pub(super) fn flush_streams(compute_nodes: f64, factors: &Factors) -> f64 {
     (compute_nodes + 1.0) * factors.jobs
 }
 
+/// Bytes that an entry of the key-offset cache takes in the product.
+const OFFSET_ENTRY_BYTES: u64 = 96;
+/// Time of a read at a cached offset over that of a delegated one, over shared memory: the bound of
+/// Table 4.
+const CACHED_READ: f64 = 0.2;
+/// Skew of zipfian keys.
+const THETA: f64 = 0.99;
+
+/// Reads of records in memtables at memory nodes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct CachedReads {
+    pub(super) records: u64,
+}
+
+impl CachedReads {
+    /// Number of records whose offsets a cache of `bytes` has.
+    fn cached(self, bytes: u64) -> u64 {
+        (bytes / OFFSET_ENTRY_BYTES).min(self.records)
+    }
+
+    /// Highest share of reads with uniform keys that a cache of `bytes` answers.
+    pub(super) fn uniform_hits(self, bytes: u64) -> f64 {
+        self.cached(bytes) as f64 / self.records as f64
+    }
+
+    /// Highest share of reads with zipfian keys that a cache of `bytes` answers, which has the most
+    /// frequent keys.
+    pub(super) fn zipfian_hits(self, bytes: u64) -> f64 {
+        zipfian_weight(self.cached(bytes)) / zipfian_weight(self.records)
+    }
+
+    /// Highest ratio of the rates of reads, by the shares that their caches answer.
+    pub(super) fn ratio(own: f64, peer: f64) -> f64 {
+        let time = |hits: f64| 1.0 - hits * (1.0 - CACHED_READ);
+        time(peer) / time(own)
+    }
+}
+
+/// Weight of the `count` most frequent keys: the sum of their ranks to the power of -θ. After some
+/// ranks it is an integral.
+fn zipfian_weight(count: u64) -> f64 {
+    const SUMMED: u64 = 1000;
+    let head: f64 = (1..=count.min(SUMMED)).map(|rank| (rank as f64).powf(-THETA)).sum();
+    let through = |rank: u64| (rank as f64 + 0.5).powf(1.0 - THETA) / (1.0 - THETA);
+    head + through(count.max(SUMMED)) - through(SUMMED)
+}
+
+/// Least number of seconds of a replay of `bytes` of keys and values, which writes them to tables
+/// over a link at the speed of the command.
+pub(super) fn replay_seconds(bytes: f64, link: StorageLink, factors: &Factors) -> f64 {
+    factors.flushed * bytes / 1e6 / (factors.link(link) * SCALE)
+}
+
 /// Share of a flush that fetching the image over a link of `memory_mb_per_s` MB/s takes.
 pub(super) fn fetch_share(memory_mb_per_s: f64, factors: &Factors) -> f64 {
     factors.stream / memory_mb_per_s
@@ -439,5 +492,31 @@ mod tests {
     fn memtables_absorb_a_part_of_a_finite_run() {
         assert_eq!(finite_seconds(100.0, 20.0, 10.0, 100.0), 8.2);
         assert_eq!(finite_seconds(100.0, 200.0, 10.0, 100.0), 1.0);
+    }
+
+    #[test]
+    fn larger_key_offset_caches_answer_more_reads() {
+        // Four memtables of 4 MiB with records of 80 bytes, as decision 0107 has them.
+        let reads = CachedReads { records: 4 * (4 << 20) / 80 };
+        let mib = [0, 1, 4, 16, 32].map(|mib: u64| mib << 20);
+        let near = |measured: [f64; 5], wanted: [f64; 5]| {
+            measured.into_iter().zip(wanted).for_each(|pair| is_near(pair.0, pair.1, 0.006));
+        };
+        near(mib.map(|bytes| reads.uniform_hits(bytes)), [0.0, 0.05, 0.21, 0.83, 1.0]);
+        near(mib.map(|bytes| reads.zipfian_hits(bytes)), [0.0, 0.76, 0.87, 0.98, 1.0]);
+        let eightfold = |hits: fn(CachedReads, u64) -> f64| {
+            CachedReads::ratio(hits(reads, mib[4]), hits(reads, mib[2]))
+        };
+        is_near(eightfold(CachedReads::uniform_hits), 4.17, 0.01);
+        is_near(eightfold(CachedReads::zipfian_hits), 1.52, 0.01);
+        is_near(CachedReads::ratio(1.0, 0.0), 5.0, 1e-9);
+    }
+
+    #[test]
+    fn replay_writes_its_tables_over_the_link() {
+        let bytes = 8.0 * f64::from(4 << 20);
+        let seconds = |link| replay_seconds(bytes, link, &Factors::FIXED);
+        is_near(seconds(StorageLink::TwoAndAHalf), 1.19, 0.01);
+        is_near(seconds(StorageLink::One), 2.98, 0.01);
     }
 }

@@ -11,6 +11,7 @@
 //! | `cluster` | the processes of a run, and their manager |
 //! | `resp` | Redis clients |
 //! | `run`, `timeline` | one run and its figures |
+//! | `takeover` | the death of an owner, and the next one |
 //! | `rows`, `claims` | the rows |
 //! | `many_nodes` | a model in virtual time, for the rows of several databases |
 //! | `report`, `plots` | sections and charts |
@@ -22,8 +23,8 @@
 //! Invariants:
 //! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has
 //!    processes and directories of its own, which are removed after the run.
-//! 2. Links, sizes, modes, rows and targets were fixed before the results were known (decision
-//!    0087).
+//! 2. Links, sizes, modes, rows and targets were fixed before the results were known (decisions
+//!    0087 and 0107).
 //! 3. A mode that the program refuses is named with the reason, and its rows are listed without
 //!    figures.
 //! 4. Rows of several databases are figures of a model, and say so in their names.
@@ -45,6 +46,7 @@ mod report;
 mod resp;
 mod rows;
 mod run;
+mod takeover;
 mod timeline;
 mod words;
 

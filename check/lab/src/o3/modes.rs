@@ -15,8 +15,8 @@ const REMOTE_MEMTABLES: u32 = 6;
 const BURST_MEMTABLES: u32 = 96;
 /// Buckets of the modes that have them: at least as many as the executors have slots.
 const BUCKETS: u32 = 16;
-/// Bytes of the key-offset cache at a sixteenth of the paper's size.
-const OFFSET_CACHE_BYTES: u64 = 4 << 20;
+/// Bytes of the key-offset cache: a sixteenth of its default, which is the paper's size.
+pub(super) const OFFSET_CACHE_BYTES: u64 = 4 << 20;
 
 /// A way to run a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::bounds::StorageLink;
 use super::flags::O3Flags;
-use super::modes::{Abilities, Mode};
+use super::modes::{Abilities, Mode, OFFSET_CACHE_BYTES};
 
 /// A group of rows, by its name in `--only`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
@@ -27,17 +27,20 @@ pub(super) enum Group {
     Amplification,
     Phases,
     Delegation,
+    Cache,
     Memtables,
+    Local,
     Links,
     Peaks,
     Stability,
     Portability,
     Resp,
+    Takeover,
     Nodes,
 }
 
 impl Group {
-    pub(super) const ALL: [Self; 20] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::Fill,
         Self::Burst,
         Self::Latency,
@@ -51,12 +54,15 @@ impl Group {
         Self::Amplification,
         Self::Phases,
         Self::Delegation,
+        Self::Cache,
         Self::Memtables,
+        Self::Local,
         Self::Links,
         Self::Peaks,
         Self::Stability,
         Self::Portability,
         Self::Resp,
+        Self::Takeover,
         Self::Nodes,
     ];
 
@@ -76,12 +82,15 @@ impl Group {
             Self::Amplification => "Write amplification (Table 2)",
             Self::Phases => "Time of a flush (Table 3)",
             Self::Delegation => "Delegated reads and the key-offset cache (Table 4)",
+            Self::Cache => "Size of the key-offset cache (Figure 13a)",
             Self::Memtables => "Number of memtables, and the local share (Figure 14)",
+            Self::Local => "Memtables that stay by measurements (Figure 14)",
             Self::Links => "Bytes by link (Table 5)",
             Self::Peaks => "Peaks of links (Table 6)",
             Self::Stability => "Variation of the throughput (Figures 15 and 16)",
             Self::Portability => "Added to offloaded compactions (Table 7)",
             Self::Resp => "A Redis server (Table 8)",
+            Self::Takeover => "Take-over of memtables at memory nodes",
             Self::Nodes => "Many nodes (Figure 17, Tables 9 and 10)",
         }
     }
@@ -226,6 +235,38 @@ impl RespLoad {
     }
 }
 
+/// Sealed memtables that stay in the process of the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Staying {
+    Fixed(u32),
+    /// The number that the owner chooses by measurements.
+    Auto,
+}
+
+impl Staying {
+    /// The fixed numbers that are compared with the automatic one.
+    pub(super) const FIXED: [Self; 2] = [Self::Fixed(0), Self::Fixed(2)];
+
+    /// The word of `--local_memtables`.
+    pub(super) fn word(self) -> String {
+        match self {
+            Self::Fixed(count) => count.to_string(),
+            Self::Auto => "auto".to_owned(),
+        }
+    }
+}
+
+/// Use that the next owner of a database makes of the shards of a dead owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum LeftShards {
+    /// The next owner keeps them at their memory nodes.
+    Kept,
+    /// The next owner uses no memory nodes, and replays the log.
+    Replayed,
+}
+
 /// Load of a run on its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -245,6 +286,8 @@ pub(super) enum Load {
     /// Random reads of records that are in memtables.
     Delegated(Keys),
     Resp(RespLoad),
+    /// The open of a database whose owner was killed while its memtables rested at memory nodes.
+    Takeover(LeftShards),
 }
 
 impl Load {
@@ -262,6 +305,8 @@ impl Load {
             Self::Range(records) => format!("ranges of {records}"),
             Self::Delegated(keys) => format!("reads of memtables, {}", keys.name()),
             Self::Resp(load) => load.name(),
+            Self::Takeover(LeftShards::Kept) => "take-over of shards".to_owned(),
+            Self::Takeover(LeftShards::Replayed) => "replay of the log".to_owned(),
         }
     }
 }
@@ -275,13 +320,26 @@ pub(super) struct Cell {
     /// Memtables at memory nodes and at the owner, if they differ from those of the mode.
     pub(super) remote_memtables: Option<u32>,
     pub(super) local_memtables: Option<u32>,
+    /// Number of sealed memtables that stay; `None` for the default of the program.
+    pub(super) staying: Option<Staying>,
+    /// Bytes of the key-offset cache, if they differ from those of the mode.
+    pub(super) offset_cache_bytes: Option<u64>,
     /// Whether the owner reaches memory nodes by shared memory.
     pub(super) shm: bool,
 }
 
 impl Cell {
     pub(super) const fn new(mode: Mode, link: StorageLink, load: Load) -> Self {
-        Self { mode, link, load, remote_memtables: None, local_memtables: None, shm: false }
+        Self {
+            mode,
+            link,
+            load,
+            remote_memtables: None,
+            local_memtables: None,
+            staying: None,
+            offset_cache_bytes: None,
+            shm: false,
+        }
     }
 
     /// This cell with this number of memtables at memory nodes.
@@ -292,6 +350,16 @@ impl Cell {
     /// This cell with this number of local memtables, of `all` together.
     pub(super) const fn with_local(self, count: u32, all: u32) -> Self {
         Self { local_memtables: Some(count), remote_memtables: Some(all - count), ..self }
+    }
+
+    /// This cell with this setting of the memtables that stay.
+    pub(super) const fn with_staying(self, staying: Staying) -> Self {
+        Self { staying: Some(staying), ..self }
+    }
+
+    /// Bytes of the key-offset cache; `None` for the default of the program.
+    pub(super) fn offset_cache(&self) -> Option<u64> {
+        self.offset_cache_bytes.or(self.mode.spec().offset_cache_bytes)
     }
 
     pub(super) fn remote(&self) -> u32 {
@@ -307,6 +375,12 @@ impl Cell {
         if self.remote_memtables.is_some() || self.local_memtables.is_some() {
             name += &format!(", {}+{} memtables", self.local(), self.remote());
         }
+        if let Some(staying) = self.staying {
+            name += &format!(", {} local memtables", staying.word());
+        }
+        if let Some(bytes) = self.offset_cache_bytes {
+            name += &format!(", cache of {} KiB", bytes >> 10);
+        }
         if self.shm { name + ", shm" } else { name }
     }
 }
@@ -317,6 +391,17 @@ pub(super) const STALL_MEMTABLES: [u32; 5] = [2, 4, 8, 16, 32];
 pub(super) const MEMTABLES: [u32; 6] = [2, 6, 14, 30, 62, 94];
 /// Local memtables of ten in Figure 14.
 pub(super) const LOCAL_OF_TEN: [u32; 4] = [2, 4, 6, 8];
+/// Loads whose reads find young records. Their writes seal memtables all the time, because a
+/// memtable that has left does not return.
+pub(super) const STAYING_LOADS: [Load; 3] = [
+    Load::Ycsb(Share::R95, Keys::Uniform),
+    Load::Ycsb(Share::R95, Keys::Zipfian),
+    Load::Mixed(Value::Small),
+];
+/// Sizes of the key-offset cache: a quarter of that of the modes, the same, and four and eight
+/// times that. Figure 13a has the step from the same to eight times that.
+pub(super) const CACHE_BYTES: [u64; 4] =
+    [OFFSET_CACHE_BYTES / 4, OFFSET_CACHE_BYTES, 4 * OFFSET_CACHE_BYTES, 8 * OFFSET_CACHE_BYTES];
 /// Records of a range in Figure 11.
 pub(super) const RANGES: [u32; 2] = [10, 1000];
 
@@ -337,6 +422,21 @@ fn each(modes: &[Mode], link: StorageLink, load: Load) -> Vec<Cell> {
 
 const WIDE: StorageLink = StorageLink::TwoAndAHalf;
 const SMALL: Load = Load::Fill(Value::Small);
+
+/// The cell of reads of memtables over shared memory with a key-offset cache of `bytes` bytes.
+pub(super) fn cached_reads(keys: Keys, bytes: u64) -> Cell {
+    let of = |mode| Cell { shm: true, ..Cell::new(mode, WIDE, Load::Delegated(keys)) };
+    match bytes {
+        0 => of(Mode::AllNoCache),
+        OFFSET_CACHE_BYTES => of(Mode::AllCache),
+        _ => Cell { offset_cache_bytes: Some(bytes), ..of(Mode::AllCache) },
+    }
+}
+
+/// The cell of a take-over. Its nodes have room for all memtables.
+pub(super) const fn takeover(left: LeftShards) -> Cell {
+    Cell::new(Mode::AllBurst, WIDE, Load::Takeover(left))
+}
 
 /// The cells of a group, in the order of its runs.
 fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
@@ -406,6 +506,20 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
             let shares = LOCAL_OF_TEN.map(|local| all.with_local(local, 10));
             counts.into_iter().chain(shares).collect()
         }
+        Group::Cache => {
+            let sizes = [0].into_iter().chain(CACHE_BYTES);
+            let of = |keys| sizes.clone().map(move |bytes| cached_reads(keys, bytes));
+            Keys::ALL.into_iter().flat_map(of).collect()
+        }
+        Group::Local => {
+            let of = |load| {
+                // The automatic number comes last, so that its rows have all of their peers.
+                let settings = Staying::FIXED.into_iter().chain([Staying::Auto]);
+                settings.map(move |staying| Cell::new(All, WIDE, load).with_staying(staying))
+            };
+            STAYING_LOADS.into_iter().flat_map(of).collect()
+        }
+        Group::Takeover => [LeftShards::Kept, LeftShards::Replayed].map(takeover).to_vec(),
         Group::Links => each(&[OffClassic, Off, All], WIDE, SMALL),
         Group::Peaks => each(&[AllWhole, All], WIDE, SMALL),
         Group::Stability => each(&[OffClassic, All], WIDE, SMALL),
@@ -465,6 +579,35 @@ mod tests {
         let at = |wanted: Cell| plan.cells.iter().position(|cell| *cell == wanted);
         let paced = Cell { load: Load::Paced(Value::Small), ..fill };
         assert!(at(fill).expect("a fill") < at(paced).expect("an offered load"));
+    }
+
+    #[test]
+    fn groups_of_settings_vary_one_setting() {
+        let help = "--offload_mode <MODE> [possible values: all]\n      --offset_cache_bytes <N>";
+        let cells = |group: &str| {
+            let plan = plan(&flags(&[format!("--only={group}").as_str()]), &Abilities::of(help));
+            assert_eq!(plan.refused, [], "{group}");
+            plan.cells
+        };
+        let local = cells("local");
+        assert_eq!(local.len(), 9);
+        let settings = [Staying::Fixed(0), Staying::Fixed(2), Staying::Auto].map(Some);
+        for cells in local.chunks(3) {
+            assert_eq!([0, 1, 2].map(|at: usize| cells[at].staying), settings);
+            assert!(cells.iter().all(|cell| cell.with_staying(Staying::Auto) == cells[2]));
+        }
+        let cache = cells("cache");
+        let sizes = [0, 1, 4, 16, 32].map(|mib: u64| Some(mib << 20));
+        for (cells, keys) in cache.chunks(5).zip(Keys::ALL) {
+            assert_eq!([0, 1, 2, 3, 4].map(|at: usize| cells[at].offset_cache()), sizes);
+            assert!(cells.iter().all(|cell| cell.load == Load::Delegated(keys) && cell.shm));
+        }
+        // The cells of the default size and of none are those of Table 4.
+        let delegation = cells_of(Group::Delegation, &flags(&[]));
+        let shared = cache.iter().filter(|cell| delegation.contains(cell));
+        assert_eq!((cache.len(), shared.count()), (10, 4));
+        let loads: Vec<Load> = cells("takeover").iter().map(|cell| cell.load).collect();
+        assert_eq!(loads, [LeftShards::Kept, LeftShards::Replayed].map(Load::Takeover));
     }
 
     #[test]

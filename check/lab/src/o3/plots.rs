@@ -3,7 +3,8 @@
 use super::bounds::StorageLink;
 use super::modes::Mode;
 use super::plan::{
-    Cell, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES, Share, Value,
+    CACHE_BYTES, Cell, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES, Share,
+    Value, cached_reads,
 };
 use super::rows::Facts;
 use super::run::Run;
@@ -42,6 +43,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<(String, String)> {
         ("stalls.svg", stalls(facts)),
         ("memtables.svg", memtables(facts)),
         ("local-share.svg", local_share(facts)),
+        ("offset-cache.svg", offset_cache(facts)),
     ];
     charts.into_iter().filter_map(|(name, svg)| Some((name.to_owned(), svg?))).collect()
 }
@@ -120,4 +122,19 @@ fn local_share(facts: &Facts<'_>) -> Option<String> {
     let points = curve(facts, cells.into_iter(), Run::rate)?;
     let chart = Chart::new("Random writes", "local memtables of ten", "ops/s");
     Some(chart.line(Mode::All.name(), &points).svg())
+}
+
+/// Reads by the size of the key-offset cache, as in Figure 13a.
+fn offset_cache(facts: &Facts<'_>) -> Option<String> {
+    let mut chart = Chart::new("Reads of memtables", "MiB of the key-offset cache", "ops/s");
+    let mut has_lines = false;
+    for keys in Keys::ALL {
+        let point = |bytes: u64| ((bytes >> 20) as f64, cached_reads(keys, bytes));
+        let cells = [0].into_iter().chain(CACHE_BYTES).map(point);
+        if let Some(points) = curve(facts, cells, Run::rate) {
+            has_lines = true;
+            chart = chart.line(keys.name(), &points);
+        }
+    }
+    has_lines.then(|| chart.svg())
 }

@@ -80,6 +80,8 @@ fn grids(facts: &Facts<'_>, group: Group) -> Vec<Grid> {
         Group::Stalls => vec![stops(facts)],
         Group::Amplification => vec![levels(facts)],
         Group::Memtables => vec![memtables(facts)],
+        Group::Local => vec![staying(facts)],
+        Group::Takeover => vec![takeovers(facts)],
         Group::Links | Group::Peaks => vec![links(facts)],
         _ => Vec::new(),
     }
@@ -212,6 +214,61 @@ fn memtables(facts: &Facts<'_>) -> Grid {
         if let Some(rate) = facts.median(&cell, Run::rate) {
             grid.push([cell.local().to_string(), cell.remote().to_string(), format!("{rate:.0}")]);
         }
+    }
+    grid
+}
+
+/// The numbers of memtables that stayed at the end of the runs, and the best ones by measurements.
+fn staying(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "load",
+        "--local_memtables",
+        "round",
+        "ops/s",
+        "memtables that stay at the end",
+        "best number by measurements",
+    ]);
+    for run in facts.runs {
+        let Some(staying) = run.cell.staying else { continue };
+        let of = |name: &str| run.offload.get(name).map_or_else(|| "—".to_owned(), u64::to_string);
+        grid.push([
+            run.cell.load.name(),
+            staying.word(),
+            (run.round + 1).to_string(),
+            number(run.rate(), 0),
+            of("offload_shards_staying"),
+            of("offload_shards_staying_best"),
+        ]);
+    }
+    grid
+}
+
+/// The records and shards of take-overs.
+fn takeovers(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "next owner",
+        "round",
+        "s until the first read",
+        "records in the log",
+        "replayed",
+        "shards at nodes, MiB",
+        "shards kept",
+        "dropped, in tables",
+        "dropped, others",
+    ]);
+    for run in facts.runs {
+        let Some(takeover) = &run.takeover else { continue };
+        grid.push([
+            run.cell.load.name(),
+            (run.round + 1).to_string(),
+            format!("{:.2}", takeover.seconds),
+            takeover.records.to_string(),
+            takeover.records_replayed().to_string(),
+            format!("{:.1}", takeover.shard_bytes as f64 / MIB),
+            takeover.kept.to_string(),
+            takeover.dropped_flushed.to_string(),
+            takeover.dropped.to_string(),
+        ]);
     }
     grid
 }

@@ -15,6 +15,7 @@ use super::modes::Nodes;
 use super::node::{COMMAND, RoleState};
 use super::plan::{Cell, Load};
 use super::resp::{RespFigures, RespPlan};
+use super::takeover::{self, Opened, Owners, TakeoverFigures};
 use super::timeline::{RoleSample, Timeline};
 use super::words::{Case, OwnerPlaces, RESP_VALUE};
 use crate::machine::BusyTime;
@@ -38,11 +39,12 @@ pub(super) struct RoleRun {
 pub(super) struct Run {
     pub(super) cell: Cell,
     pub(super) round: u64,
-    /// Result of the benchmark that counts; `None` for Redis clients.
+    /// Result of the benchmark that counts; `None` for Redis clients and take-overs.
     pub(super) result: Option<ResultEntry>,
     pub(super) timeline: Option<Timeline>,
     pub(super) roles: Vec<RoleRun>,
     pub(super) resp: Option<RespFigures>,
+    pub(super) takeover: Option<TakeoverFigures>,
     /// Bytes per second that were offered, if the load was limited.
     pub(super) offered_bytes_per_s: Option<u64>,
     /// Bytes of a key and a value.
@@ -128,8 +130,11 @@ impl Stage<'_> {
     /// Makes the run, and removes the directory.
     pub(super) fn run(&self) -> Result<Run> {
         let run = in_new_dir(&self.dir, || self.run_there())?;
-        let rate = run.rate().unwrap_or(f64::NAN);
-        (self.said)(&format!("{rate:.0} operations a second"));
+        let text = match &run.takeover {
+            Some(takeover) => format!("{:.2} s until the first read", takeover.seconds),
+            None => format!("{:.0} operations a second", run.rate().unwrap_or(f64::NAN)),
+        };
+        (self.said)(&text);
         Ok(run)
     }
 
@@ -152,6 +157,7 @@ impl Stage<'_> {
         let busy = BusyTime::now();
         let mut run = match self.case.cell.load {
             Load::Resp(load) => self.serve(&cluster, load)?,
+            Load::Takeover(_) => self.take_over(&cluster)?,
             _ => self.bench(&cluster)?,
         };
         run.busy_share = busy.zip(BusyTime::now()).and_then(|(from, to)| to.share_since(&from));
@@ -170,6 +176,7 @@ impl Stage<'_> {
             timeline: None,
             roles: Vec::new(),
             resp: None,
+            takeover: None,
             offered_bytes_per_s: self.case.offered_bytes_per_s(),
             record_bytes: self.case.value().record_bytes(),
             busy_share: None,
@@ -199,15 +206,50 @@ impl Stage<'_> {
             run_owner()?;
             Vec::new()
         };
+        let result = self.result(&json)?;
         let name = self.case.benchmark();
-        let results = results::read::<ResultFile>(&json)?.results;
-        let result = results.into_iter().rfind(|result| result.name == name);
-        let result = result.ok_or_else(|| {
-            Error::invalid(format!("the result file of the benchmark has no {name}"))
-        })?;
         let timeline = Timeline::of(&results::read::<Series>(&series)?, name, &samples);
         let offload = result.offload.clone();
         Ok(Run { result: Some(result), timeline, offload, ..self.empty() })
+    }
+
+    /// Result of the benchmark that counts, from the result file.
+    fn result(&self, json: &Path) -> Result<ResultEntry> {
+        let name = self.case.benchmark();
+        let results = results::read::<ResultFile>(json)?.results;
+        let result = results.into_iter().rfind(|result| result.name == name);
+        result.ok_or_else(|| {
+            Error::invalid(format!("the result file of the benchmark has no {name}"))
+        })
+    }
+
+    /// Kills an owner whose memtables rest, and runs the next one.
+    fn take_over(&self, cluster: &Cluster) -> Result<Run> {
+        let json = self.dir.join("results.json");
+        let (db, manager) = (self.share().join("db"), cluster.address());
+        let places = OwnerPlaces { db: &db, device: &self.devices.link, manager: Some(&manager) };
+        let first = self.case.owner_words(places);
+        let mut next = self.case.next_owner_words(places);
+        next.push(format!("--json={}", json.display()));
+        let owners = Owners { program: self.archipelago, db: &db, first: &first, next: &next };
+        let Opened { seconds, log_bytes, shard_bytes } = takeover::measure(cluster, &owners)?;
+        let offload = self.result(&json)?.offload;
+        let of = |name: &str| {
+            offload.get(&format!("offload_takeover_{name}")).copied().unwrap_or_default()
+        };
+        let others = ["gap", "beyond_log", "unusable", "no_memory"];
+        let takeover = TakeoverFigures {
+            seconds,
+            log_bytes,
+            shard_bytes,
+            records: self.case.records(),
+            records_spared: of("records_spared"),
+            kept: of("kept"),
+            recovery_ms: of("ms"),
+            dropped_flushed: of("dropped_flushed"),
+            dropped: others.map(|cause| of(&format!("dropped_{cause}"))).iter().sum(),
+        };
+        Ok(Run { takeover: Some(takeover), offload, ..self.empty() })
     }
 
     /// Runs a Redis server and its clients.

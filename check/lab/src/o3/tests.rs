@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use archipelago_bench::harness::samples::Stalls;
 
-use super::plan::{Group, Value};
+use super::plan::{Group, Keys, LeftShards, Staying, Value};
+use super::takeover::TakeoverFigures;
 use super::timeline::Timeline;
 use super::*;
 use crate::page::Verdict;
@@ -42,6 +43,7 @@ fn run_of(cell: Cell, round: u64, ops: u64) -> Run {
         timeline: Some(Timeline::default()),
         roles: Vec::new(),
         resp: None,
+        takeover: None,
         offered_bytes_per_s: None,
         record_bytes: 80,
         busy_share: Some(0.5),
@@ -199,4 +201,154 @@ fn offered_load_follows_the_measured_baseline() {
     let error = baseline(&runs[..1], paced, &at).expect_err("no run of this round");
     assert!(error.to_string().contains("off, classic"), "{error}");
     assert_eq!(baseline(&[], cell(Mode::All), &at).expect("no need"), None);
+}
+
+/// The row with this name of the requested group.
+fn row(facts: &Facts<'_>, name: &str) -> page::Row {
+    let rows = facts.rows(&claims::all());
+    let found = rows.iter().map(|row| &row.page_row).find(|row| row.name == name);
+    found.unwrap_or_else(|| panic!("{name}: {rows:?}")).clone()
+}
+
+#[test]
+fn automatic_number_is_compared_with_the_best_fixed_one() {
+    let flags = flags(&["--only=local"]);
+    let plan = plan::plan(&flags, &abilities("off, all"));
+    let zipfian = |cell: &&Cell| cell.name().contains("R95, zipfian");
+    let rate = |cell: &Cell| match cell.staying {
+        Some(Staying::Fixed(0)) => 500,
+        Some(Staying::Fixed(_)) => 1000,
+        _ => 960,
+    };
+    let cells = plan.cells.iter().filter(zipfian);
+    let mut runs: Vec<Run> = cells.map(|cell| run_of(*cell, 0, rate(cell))).collect();
+    let counters = [("offload_shards_staying", 3), ("offload_shards_staying_best", 4)];
+    runs[2].offload = counters.map(|(name, count)| (name.to_owned(), count)).into();
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let auto = "R95, zipfian, 2.5G, all, auto local memtables";
+    let best = row(&facts, &format!("rate over that of the best fixed number, {auto}"));
+    assert_eq!((best.measured, best.verdict), (Some(0.96), Verdict::Met));
+    let fixed = "R95, zipfian, 2.5G, all, 0 local memtables";
+    let over = row(&facts, &format!("rate: {auto} / {fixed}"));
+    assert_eq!(
+        (over.ratio.map(|ratio| ratio.median), over.verdict),
+        (Some(1.92), Verdict::NoTarget)
+    );
+    // Without one of the fixed numbers, the best one is not known.
+    let facts = Facts { runs: &runs[1..], ..facts };
+    let best = row(&facts, &format!("rate over that of the best fixed number, {auto}"));
+    assert_eq!((best.measured, best.verdict), (None, Verdict::Failed));
+    let model = many_nodes::ModelFigures::default();
+    let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
+    let sections = report::sections(&facts, &shown);
+    let text = sections[0].text(page::Style::Markdown);
+    let line = text.lines().find(|line| line.contains("auto")).expect("a line");
+    let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+    assert_eq!(cells[1..7], ["R95, zipfian", "auto", "1", "96", "3", "4"]);
+}
+
+#[test]
+fn key_offset_caches_are_compared_by_size() {
+    let flags = flags(&["--only=cache"]);
+    let help = "--offload_mode <MODE> [possible values: all]\n      --offset_cache_bytes <N>";
+    let plan = plan::plan(&flags, &Abilities::of(help));
+    let run = |bytes: u64, ops| {
+        let run = run_of(plan::cached_reads(Keys::Zipfian, bytes), 0, ops);
+        let counters = [("hits", bytes >> 20), ("misses", 64), ("passed", 32)];
+        let counters =
+            counters.map(|(name, count)| (format!("offload_shards_cache_{name}"), count));
+        Run { offload: counters.into(), ..run }
+    };
+    let runs = [run(0, 100), run(4 << 20, 200), run(32 << 20, 250)];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let load = "reads of memtables, zipfian, 2.5G";
+    let found = row(&facts, &format!("rate, {load}, shm: all, RD+LC / all, RD"));
+    assert_eq!((found.ratio.map(|ratio| ratio.median), found.bound.as_str()), (Some(2.0), "3.30×"));
+    let largest = format!("{load}, all, RD+LC, cache of 32768 KiB, shm");
+    let found = row(&facts, &format!("rate: {largest} / {load}, all, RD+LC, shm"));
+    assert_eq!(
+        (found.ratio.map(|ratio| ratio.median), found.verdict),
+        (Some(1.25), Verdict::Missed)
+    );
+    assert_eq!((found.bound.as_str(), found.paper.as_str()), ("1.52×", "1.67×"));
+    let name = "share of keys at nodes that a cached offset answers";
+    assert_eq!(row(&facts, &format!("{name}, {largest}")).measured, Some(0.25));
+    assert_eq!(plots::all(&facts)[0].0, "offset-cache.svg");
+}
+
+#[test]
+fn kept_shards_are_compared_with_a_replay_of_the_log() {
+    let flags = flags(&["--only=takeover"]);
+    let plan = plan::plan(&flags, &abilities("off, compactions, all"));
+    let run = |left, seconds, records_spared| {
+        let records = 10 << 20;
+        let takeover = TakeoverFigures { seconds, records, records_spared, ..Default::default() };
+        let run = run_of(plan::takeover(left), 0, 0);
+        Run { result: None, takeover: Some(takeover), ..run }
+    };
+    let runs = [run(LeftShards::Kept, 0.5, 9 << 20), run(LeftShards::Replayed, 2.0, 0)];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let cells = "take-over of shards, 2.5G, all, 96 memtables / replay of the log, 2.5G, all, 96 \
+                 memtables";
+    let time = row(&facts, &format!("time until the next owner has read a key: {cells}"));
+    assert_eq!((time.measured, time.peer, time.verdict), (Some(0.5), Some(2.0), Verdict::Met));
+    assert_eq!(time.bound, "replay: 1.2 s for its tables over the link");
+    let bytes = row(&facts, &format!("keys and values that the next owner replays: {cells}"));
+    assert_eq!(
+        (bytes.measured, bytes.peer, bytes.verdict),
+        (Some(80.0), Some(800.0), Verdict::Met)
+    );
+}
+
+#[test]
+fn next_owner_of_a_take_over_reads_the_database_of_the_first_one() {
+    let flags = flags(&[]);
+    let (db, device) = (PathBuf::from("/share/db"), PathBuf::from("link.toml"));
+    let manager = Some("127.0.0.1:7700");
+    let places = words::OwnerPlaces { db: &db, device: &device, manager };
+    for (left, mode) in [(LeftShards::Kept, "all"), (LeftShards::Replayed, "compactions")] {
+        let cell = plan::takeover(left);
+        let case = Case { flags: &flags, cell, round: 0, baseline_bytes_per_s: None };
+        let first = case.owner_words(places);
+        let has = |words: &[String], word: &str| words.iter().any(|own| own == word);
+        assert!(has(&first, "--offload_mode=all"), "both databases have shards at nodes");
+        assert!(first[0].starts_with("--benchmarks=ycsbload,waitforcompaction,ycsbput,ycsbc"));
+        assert!(first.iter().all(|word| !word.starts_with("--duration")), "each record once");
+        // 32 MiB of records of 80 bytes.
+        assert!(has(&first, "--num=419430") && has(&first, "--threads=1"), "{first:?}");
+        let next = case.next_owner_words(places);
+        let mode = format!("--offload_mode={mode}");
+        for word in ["--benchmarks=readrandom", "--use_existing_db=1", "--reads=1", &mode] {
+            assert!(has(&next, word), "{word}: {next:?}");
+        }
+        let names = |words: &[String]| {
+            let mut names: Vec<String> =
+                words.iter().filter_map(|word| Some(word.split_once('=')?.0.to_owned())).collect();
+            names.sort_unstable();
+            names
+        };
+        let mut unique = names(&next);
+        unique.dedup();
+        assert_eq!(unique, names(&next), "no flag is given twice");
+        assert!(has(&next, "--db=/share/db") && has(&first, "--db=/share/db"));
+    }
+}
+
+#[test]
+fn settings_of_cells_reach_the_owner() {
+    let flags = flags(&[]);
+    let (db, device) = (PathBuf::from("db"), PathBuf::from("link.toml"));
+    let places = words::OwnerPlaces { db: &db, device: &device, manager: None };
+    let has = |cell: Cell, word: &str| {
+        let case = Case { flags: &flags, cell, round: 0, baseline_bytes_per_s: None };
+        case.owner_words(places).iter().any(|own| own.starts_with(word))
+    };
+    let all = cell(Mode::All);
+    assert!(!has(all, "--local_memtables") && !has(all, "--offset_cache_bytes"), "defaults");
+    assert!(has(all.with_staying(Staying::Auto), "--local_memtables=auto"));
+    assert!(has(all.with_staying(Staying::Fixed(2)), "--local_memtables=2"));
+    let cached = |bytes| plan::cached_reads(Keys::Uniform, bytes);
+    assert!(has(cached(0), "--offset_cache_bytes=0"));
+    assert!(has(cached(1 << 20), "--offset_cache_bytes=1048576"));
+    assert!(has(cached(4 << 20), "--offset_cache_bytes=4194304"));
 }

@@ -8,7 +8,8 @@ use archipelago_compute::Settings;
 use super::bounds::SCALE;
 use super::flags::O3Flags;
 use super::modes::{Mode, OFFSET_CACHE_FLAG};
-use super::plan::{Before, Cell, Load, Value};
+use super::plan::{Before, Cell, LeftShards, Load, Value};
+use crate::client::FIRST_READ;
 
 /// Levels by the bytes of a memtable, as in RocksDB's defaults.
 const LEVEL_BASE_MEMTABLES: u64 = 4;
@@ -21,7 +22,13 @@ const CACHE_SHARE: u64 = 8;
 /// Memtables of a burst: fewer than 96, so that the last ones find room as well.
 const BURST_MEMTABLES: u64 = 90;
 /// Memtables that delegated reads choose from.
-const DELEGATED_MEMTABLES: u64 = 4;
+pub(super) const DELEGATED_MEMTABLES: u64 = 4;
+/// Memtables of records in the log of a take-over, as bytes of keys and values. Their shards rest,
+/// because a key range is flushed only when it has the bytes of a memtable, and there are twice as
+/// many ranges.
+pub(super) const TAKEOVER_MEMTABLES: u64 = 8;
+/// Number of repetitions of the reads of an owner that is killed, so that it does not end before.
+const READS_UNTIL_KILLED: usize = 20;
 /// Bytes of the images of memtables, over those of keys and values.
 const IMAGE_SHARE: f64 = 1.5;
 /// Share of the baseline's rate at which writes are offered.
@@ -32,6 +39,8 @@ const WRITTEN_WHILE_READING: f64 = 0.5;
 const READ_THREADS: u64 = 64;
 const RANGE_THREADS: u64 = 16;
 const DELEGATED_THREADS: u64 = 2;
+/// Benchmark that writes the records in the log of a take-over.
+pub(super) const LAST_WRITES: &str = "ycsbput";
 /// Values of Redis clients.
 pub(super) const RESP_VALUE: Value = Value::Large;
 
@@ -74,6 +83,7 @@ impl Case<'_> {
             Load::Fill(_) | Load::Paced(_) => memtables(self.flags.memtables()),
             Load::Burst(_) => memtables(BURST_MEMTABLES.min(self.flags.memtables())),
             Load::Delegated(_) => memtables(DELEGATED_MEMTABLES),
+            Load::Takeover(_) => memtables(TAKEOVER_MEMTABLES),
             _ => self.flags.read_bytes(),
         };
         (bytes / self.value().record_bytes()).max(1)
@@ -81,7 +91,7 @@ impl Case<'_> {
 
     fn threads(&self) -> u64 {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => 1,
+            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) | Load::Takeover(_) => 1,
             Load::Range(_) => RANGE_THREADS,
             Load::Delegated(_) => DELEGATED_THREADS,
             _ => READ_THREADS,
@@ -96,6 +106,7 @@ impl Case<'_> {
             Load::Mixed(_) => "readrandomwriterandom",
             Load::Ycsb(share, _) => share.benchmark(),
             Load::Range(_) => "seekrandomwhilewriting",
+            Load::Takeover(_) => FIRST_READ,
             Load::Resp(_) => "",
         }
     }
@@ -110,6 +121,12 @@ impl Case<'_> {
             Load::Read(_, Before::Unsettled) => format!("ycsbload,{main}"),
             Load::Delegated(_) => format!("ycsbload,{main},{main}"),
             Load::Read(..) => format!("ycsbload,waitforcompaction,{main},{main}"),
+            // The owner that is killed. The load ends up in tables, so that the number of records
+            // in the log is known.
+            Load::Takeover(_) => {
+                let reads = ["ycsbc"; READS_UNTIL_KILLED].join(",");
+                format!("ycsbload,waitforcompaction,{LAST_WRITES},{reads}")
+            }
             _ => format!("ycsbload,waitforcompaction,{main}"),
         }
     }
@@ -170,10 +187,32 @@ impl Case<'_> {
         if spec.sends_memtables() {
             set("remote_memtables_bytes", self.remote_bytes());
         }
-        if let Some(bytes) = spec.offset_cache_bytes {
+        if let Some(bytes) = cell.offset_cache() {
             words.push(format!("{OFFSET_CACHE_FLAG}={bytes}"));
         }
+        if let Some(staying) = cell.staying {
+            words.push(format!("--local_memtables={}", staying.word()));
+        }
         words.extend(self.load_words());
+        words
+    }
+
+    /// The words of `archipelago bench` as the next owner of a database whose owner was killed. It
+    /// reads a key.
+    pub(super) fn next_owner_words(&self, places: OwnerPlaces<'_>) -> Vec<String> {
+        let mode = match self.cell.load {
+            // Executors as before, and no memory nodes.
+            Load::Takeover(LeftShards::Replayed) => Mode::Compactions,
+            _ => self.cell.mode,
+        };
+        let mut words = self.owner_words(places);
+        words.retain(|word| {
+            !["--benchmarks=", "--offload_mode="].iter().any(|start| word.starts_with(*start))
+        });
+        words.push(format!("--benchmarks={}", self.benchmark()));
+        words.push(format!("--offload_mode={}", mode.spec().offload));
+        words.push("--use_existing_db=1".to_owned());
+        words.push("--reads=1".to_owned());
         words
     }
 
@@ -181,7 +220,7 @@ impl Case<'_> {
     fn load_words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let mut set = |name: &str, value: u64| words.push(format!("--{name}={value}"));
-        if !matches!(self.cell.load, Load::Fill(_) | Load::Burst(_)) {
+        if !matches!(self.cell.load, Load::Fill(_) | Load::Burst(_) | Load::Takeover(_)) {
             set("duration", self.flags.seconds());
             set("ops_between_duration_checks", 16);
         }
@@ -192,6 +231,7 @@ impl Case<'_> {
             Load::Paced(_) => words.push("--open_loop".to_owned()),
             Load::Mixed(_) => set("readwritepercent", 50),
             Load::Range(records) => set("seek_nexts", u64::from(records)),
+            Load::Takeover(_) => words.push("--ycsb_distribution=uniform".to_owned()),
             Load::Read(keys, _) | Load::Ycsb(_, keys) | Load::Delegated(keys) => {
                 words.push(format!("--ycsb_distribution={}", keys.name()));
             }

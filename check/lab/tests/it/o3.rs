@@ -137,3 +137,35 @@ fn redis_clients_drive_a_server_whose_compactions_leave() {
     assert!(away["offload"]["offload_jobs_away"].as_u64() > Some(0), "{away}");
     assert!(text.contains("A Redis server"), "{text}");
 }
+
+#[test]
+fn settings_and_take_overs_are_compared_over_memory_nodes() {
+    let (report, text, _) = report(&["--only=cache,local,takeover", "--cells=3"]);
+    let reads = "reads of memtables, uniform, 2.5G, all";
+    has_ratio(&report, &format!("rate: {reads}, RD+LC, cache of 1024 KiB, shm / {reads}, RD, shm"));
+    let auto = "R95, uniform, 2.5G, all, auto local memtables";
+    has_ratio(&report, &format!("rate: {auto} / R95, uniform, 2.5G, all, 2 local memtables"));
+    let rows = report["rows"].as_array().expect("rows");
+    let best = format!("rate over that of the best fixed number, {auto}");
+    let best = rows.iter().find(|row| row["what"] == best.as_str()).expect("the row");
+    assert!(best["measured"].as_f64().is_some_and(|ratio| ratio > 0.0), "{best}");
+    let shards = ["take-over of shards", "replay of the log"];
+    let [kept, replayed] = shards.map(|load| format!("{load}, 2.5G, all, 96 memtables"));
+    has_ratio(&report, &format!("time until the next owner has read a key: {kept} / {replayed}"));
+    let runs = report["runs"].as_array().expect("runs");
+    let takeover = |next: &str| {
+        let run = runs.iter().find(|run| run["cell"]["load"]["takeover"] == next);
+        &run.unwrap_or_else(|| panic!("{next}: {report}"))["takeover"]
+    };
+    let number = |takeover: &Value, name: &str| takeover[name].as_u64().expect("a number");
+    let kept = takeover("kept");
+    assert!(number(kept, "kept") > 0 && number(kept, "shard_bytes") > 0, "{kept}");
+    let spared = number(kept, "records_spared");
+    assert!(spared > 0 && spared <= number(kept, "records"), "{kept}");
+    // An owner that flushed before it was killed would leave fewer records to replay.
+    assert_eq!(number(kept, "dropped_flushed"), 0, "{kept}");
+    let replayed = takeover("replayed");
+    assert_eq!((number(replayed, "kept"), number(replayed, "records_spared")), (0, 0));
+    assert!(number(replayed, "log_bytes") > 0, "{replayed}");
+    assert!(text.contains("best number by measurements"), "{text}");
+}

@@ -1,12 +1,14 @@
 //! The list of all rows, in the order of the table, with the paper's statements, the targets and
-//! the bounds. Decision 0087 fixes them. The functions are pure.
+//! the bounds. Decisions 0087 and 0107 fix them. The functions are pure.
 //!
 //! `writes` has the rows of random writes, `breakdown` those of §5.3 of the paper, `reads` those of
-//! reads, mixed loads and Redis clients, and `listed` the rows that are listed only.
+//! reads, mixed loads and Redis clients, `settings` those of settings and take-overs, and `listed`
+//! the rows that are listed only.
 
 mod breakdown;
 mod listed;
 mod reads;
+mod settings;
 mod writes;
 
 use super::bounds::StorageLink;
@@ -33,12 +35,15 @@ pub(super) fn all() -> Vec<Claim> {
         breakdown::amplification(),
         breakdown::phases(),
         reads::delegation(),
+        settings::cache(),
         breakdown::memtables(),
+        settings::local(),
         breakdown::links(),
         breakdown::peaks(),
         breakdown::stability(),
         writes::portability(),
         reads::resp(),
+        settings::takeover(),
     ];
     parts.into_iter().flatten().collect()
 }

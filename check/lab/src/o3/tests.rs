@@ -312,7 +312,8 @@ fn next_owner_of_a_take_over_reads_the_database_of_the_first_one() {
         let first = case.owner_words(places);
         let has = |words: &[String], word: &str| words.iter().any(|own| own == word);
         assert!(has(&first, "--offload_mode=all"), "both databases have shards at nodes");
-        assert!(first[0].starts_with("--benchmarks=ycsbload,waitforcompaction,ycsbput,ycsbc"));
+        let benchmarks = "--benchmarks=ycsbload,flush,waitforcompaction,ycsbput,ycsbc";
+        assert!(first[0].starts_with(benchmarks), "{first:?}");
         assert!(first.iter().all(|word| !word.starts_with("--duration")), "each record once");
         // 32 MiB of records of 80 bytes.
         assert!(has(&first, "--num=419430") && has(&first, "--threads=1"), "{first:?}");

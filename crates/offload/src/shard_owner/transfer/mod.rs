@@ -29,9 +29,10 @@
 //!
 //! Invariants:
 //! 1. A failed transfer says whether the node may have a grant or the shard. If so, the caller
-//!    releases the name. A refusal proves that the node has neither. If a copy of the refused
-//!    request arrives later and gets a grant, the node ends that grant, because its owner does not
-//!    use it.
+//!    releases the name. A refusal for lack of room proves that the node has neither, even if it
+//!    had a grant before. The node may still execute an earlier request that got no answer. If a
+//!    copy of the refused request arrives later and gets a grant, the node ends that grant, because
+//!    its owner does not use it.
 //! 2. A place is accepted only if it has the length of the image.
 //!
 //! Thread-safety: none; one task owns a transfer.
@@ -127,14 +128,10 @@ pub(super) struct TransferFailure {
 enum Stage {
     Landing,
     /// The transfer asks again for a grant that is too small, so that it gets its number.
-    /// `was_known` says whether the node may have had another grant before.
-    Finding {
-        was_known: bool,
-    },
+    Finding,
     /// The node gets the grant of this number back, because it is too small.
     Returning {
         number: u64,
-        was_known: bool,
     },
     Writing(LandingGrant),
     Registering(LandingGrant),
@@ -153,6 +150,8 @@ pub(super) struct Transfer {
     end_ns: u64,
     /// Whether a request may have left a grant or the shard at the node.
     may_be_known: bool,
+    /// Whether a request got no answer. The node may execute it late.
+    may_be_late: bool,
     /// Whether the node may have the grant with the first records.
     may_have_ahead: bool,
     rewrites: u32,
@@ -195,6 +194,7 @@ impl Transfer {
             until_ns: end_ns.min(now_ns + patience_ns),
             end_ns,
             may_be_known: false,
+            may_be_late: false,
             may_have_ahead: false,
             rewrites: 0,
             grant_bytes,
@@ -243,10 +243,10 @@ impl Transfer {
     fn message(&self) -> ShardMessage {
         let TransferOrder { owner, shard, info, pieces, .. } = &self.order;
         match self.stage {
-            Stage::Landing | Stage::Finding { .. } | Stage::Writing(_) => {
+            Stage::Landing | Stage::Finding | Stage::Writing(_) => {
                 ShardMessage::Land { owner: *owner, shard: *shard, bytes: self.grant_bytes }
             }
-            Stage::Returning { number, .. } => {
+            Stage::Returning { number } => {
                 ShardMessage::GiveBack { owner: *owner, shard: *shard, grant: number }
             }
             Stage::Registering(grant) => ShardMessage::Register {
@@ -289,12 +289,7 @@ impl Transfer {
     /// request.
     pub(super) fn on_answer(&mut self, now_ns: u64, answer: Option<&ShardMessage>) -> TransferStep {
         let Some(answer) = answer else {
-            self.may_be_known = true;
-            if let Stage::Finding { was_known } | Stage::Returning { was_known, .. } =
-                &mut self.stage
-            {
-                *was_known = true;
-            }
+            (self.may_be_known, self.may_be_late) = (true, true);
             return self.again(now_ns, None);
         };
         match (self.stage, answer) {
@@ -306,15 +301,15 @@ impl Transfer {
                 self.move_to(now_ns, Stage::Writing(grant));
                 self.write(grant)
             }
-            (Stage::Finding { was_known }, ShardMessage::Landing { grant, bytes, .. })
+            (Stage::Finding, ShardMessage::Landing { grant, bytes, .. })
                 if *bytes == self.grant_bytes =>
             {
-                self.stage = Stage::Returning { number: *grant, was_known };
+                self.stage = Stage::Returning { number: *grant };
                 TransferStep::Ask(self.message())
             }
-            (Stage::Returning { was_known, .. }, ShardMessage::Done { .. }) => {
+            (Stage::Returning { .. }, ShardMessage::Done { .. }) => {
                 (self.stage, self.grant_bytes) = (Stage::Landing, self.order.bytes);
-                self.may_be_known = was_known;
+                self.may_be_known = self.may_be_late;
                 TransferStep::Ask(self.message())
             }
             (Stage::Registering(_), ShardMessage::Registered { place })
@@ -346,18 +341,17 @@ impl Transfer {
             // The owner does not know a grant that the node has, for example because the answer to
             // its request was lost. The transfer may use this grant, because it writes the whole
             // image, and the registration checks all bytes. It gives a smaller grant back.
-            (Stage::Landing | Stage::Finding { .. }, ShardWhy::HasGrant)
+            (Stage::Landing | Stage::Finding, ShardWhy::HasGrant)
                 if refusal.number != self.grant_bytes && now_ns < self.until_ns =>
             {
                 return self.on_lost_grant(refusal.number);
             }
-            // A node looks for a grant of the shard before it looks for room.
             (_, ShardWhy::Full) => {
-                self.may_have_ahead = false;
+                self.note_no_grant();
                 end.left_bytes = Some(refusal.number);
             }
             (_, ShardWhy::TooLarge) => {
-                self.may_have_ahead = false;
+                self.note_no_grant();
                 end.image_bytes_max = Some(refusal.number);
             }
             // The node already knows the name from earlier requests.
@@ -370,16 +364,22 @@ impl Transfer {
         self.fail(Some(refusal), end)
     }
 
+    /// Notes that the node refused for lack of room. A node looks for a grant of the shard before
+    /// it looks for room. So a refusal of a request for a grant proves that the node has neither a
+    /// grant nor the shard.
+    fn note_no_grant(&mut self) {
+        self.may_have_ahead = false;
+        if matches!(self.stage, Stage::Landing | Stage::Finding) {
+            self.may_be_known = self.may_be_late;
+        }
+    }
+
     /// Asks for the grant of `bytes` that the node has: to use it if the image fits into it, and to
     /// give it back otherwise.
     fn on_lost_grant(&mut self, bytes: u64) -> TransferStep {
-        let was_known = match self.stage {
-            Stage::Finding { was_known } => was_known,
-            _ => self.may_be_known,
-        };
         self.stage = match bytes >= self.order.bytes {
             true => Stage::Landing,
-            false => Stage::Finding { was_known },
+            false => Stage::Finding,
         };
         self.may_be_known = true;
         self.ahead = None;

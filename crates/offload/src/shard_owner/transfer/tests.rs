@@ -313,3 +313,35 @@ fn lost_grant_that_is_too_small_is_given_back() {
     let late = refused(ShardWhy::HasGrant, bytes - 1);
     assert!(failure(transfer.on_answer(PATIENCE, Some(&late))).may_be_known);
 }
+
+#[test]
+fn refusal_after_a_grant_has_ended_leaves_nothing() {
+    let bytes = image().len() as u64;
+    let new = || Transfer::new(order(&image()), 0, PATIENCE, END);
+    for why in [ShardWhy::Full, ShardWhy::TooLarge] {
+        let full = refused(why, 9);
+        // The node ends the lost grant before the transfer asks for it.
+        for lost in [bytes - 1, bytes + 5] {
+            let has_grant = refused(ShardWhy::HasGrant, lost);
+            let mut transfer = new();
+            transfer.on_answer(1, Some(&has_grant));
+            assert!(transfer.stopped().end.may_be_known);
+            let end = failure(transfer.on_answer(2, Some(&full)));
+            assert!(!end.may_be_known, "{why:?}, {lost} bytes");
+            // The node may execute a request that got no answer late.
+            let mut transfer = new();
+            transfer.on_answer(1, None);
+            transfer.on_answer(2, Some(&has_grant));
+            assert!(failure(transfer.on_answer(3, Some(&full))).may_be_known);
+            let mut transfer = new();
+            transfer.on_answer(1, Some(&has_grant));
+            transfer.on_answer(2, None);
+            assert!(failure(transfer.on_answer(3, Some(&full))).may_be_known);
+        }
+        // The node ends the grant of a transfer whose link went down.
+        let mut transfer = new();
+        transfer.on_answer(1, Some(&landing(bytes)));
+        transfer.on_written(2, Err(None));
+        assert!(!failure(transfer.on_answer(3, Some(&full))).may_be_known);
+    }
+}

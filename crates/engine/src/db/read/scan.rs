@@ -35,7 +35,7 @@ use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::read::values::ScanValues;
-use crate::db::state::away::{ReadDeadline, StoreLink};
+use crate::db::state::away::{AGES, ReadDeadline, StoreLink};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::indexed_batch::OwnRecords;
@@ -82,7 +82,8 @@ pub struct Iter {
     /// The deadline that the cursors over shards at memory nodes share in one move; `None` if no
     /// shard can be there.
     deadline: Option<Arc<ReadDeadline>>,
-    /// Counts the seeks. `None` if they need no sealed memtable, or without memory nodes.
+    /// Counts the seeks. `None` without memory nodes, if the seeks need no sealed memtable, or if
+    /// they need one that is too old to be counted.
     sealed: Option<SealedSeeks>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
@@ -264,13 +265,13 @@ struct SealedSeeks {
 
 impl SealedSeeks {
     fn of(link: Option<&Arc<StoreLink>>, opening: &Opening) -> Option<Self> {
-        let link = Arc::clone(link?);
+        let link = link?;
         let has_shard = |memtable: &Arc<Immutable>| {
             let mut buckets = memtable.map.buckets_of(&opening.bounds);
             buckets.any(|bucket| memtable.homes[bucket].is_some())
         };
         let age = opening.picture.immutables.iter().rposition(has_shard)?;
-        Some(Self { link, age })
+        (age < AGES).then(|| Self { link: Arc::clone(link), age })
     }
 
     /// Counts a seek for the decision how many sealed memtables stay in memory.

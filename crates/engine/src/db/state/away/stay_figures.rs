@@ -8,7 +8,8 @@
 //! Look-ups of batches count as well. A look-up that tables answer counts for no memtable, although
 //! filters may have sent it to a node. A seek of an iterator counts as one read, for the oldest
 //! sealed memtable with records within its bounds: it needs no node only if all of them stay.
-//! Further steps of an iterator do not count.
+//! Further steps of an iterator do not count. All seeks of an iterator count for the age that the
+//! memtable had when the iterator was made, although newer memtables may have been sealed since.
 //!
 //! Invariants: the figures are estimates. Correctness depends on none of them.
 //!

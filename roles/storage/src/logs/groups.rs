@@ -11,8 +11,8 @@
 //!
 //! Thread-safety: none; the caller owns the reader.
 //! Failure: errors of the file are returned. Bytes that are no group end the part ([`GroupStep`]).
-//! Cost: one read per 256 KiB, and a copy of the bytes in the window. A group that looks torn is
-//! read once more as a whole, because its length may have rotted.
+//! Cost: one read per 256 KiB, and a copy of the bytes in the window. A group that looks torn, with
+//! the kept tail if there is one, is read once more as a whole, because its length may have rotted.
 
 use std::ops::Range;
 use std::path::Path;
@@ -75,6 +75,11 @@ impl PartSource {
             }
         }
         Ok(found)
+    }
+
+    /// The view whose answer counts if no view has a group.
+    fn last_view(&self) -> View {
+        if self.tail.is_some() { View::Stitched } else { View::File }
     }
 
     fn views(&self) -> impl Iterator<Item = View> + use<> {
@@ -243,6 +248,9 @@ impl<'a> GroupReader<'a> {
             return Ok(Err(NoGroup::Damaged));
         }
         if remaining - header_bytes < len {
+            if view != self.source.last_view() {
+                return Ok(Err(NoGroup::Torn));
+            }
             self.load(view, at, remaining)?;
             let rest = &self.window[self.in_window(at + header_bytes, remaining - header_bytes)];
             let is_whole = header.has_rotten_length(self.at, self.next.log, rest);
@@ -270,5 +278,80 @@ impl<'a> GroupReader<'a> {
     fn in_window(&self, at: u64, len: u64) -> Range<usize> {
         let start = (at - self.window_start) as usize;
         start..start + len as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use archipelago_env::IoPurpose;
+    use archipelago_store::LogId;
+
+    use super::*;
+
+    const AT: ExtentAt = ExtentAt { log: LogId([1; 16]), extent: 1 };
+    const START: u64 = 1000;
+
+    /// A file that counts the bytes of its reads.
+    #[derive(Debug)]
+    struct CountedFile {
+        bytes: Vec<u8>,
+        read_bytes: AtomicU64,
+    }
+
+    impl RandomFile for CountedFile {
+        fn read_exact_at(&self, offset: u64, buf: &mut [u8], _context: IoContext) -> Result<()> {
+            buf.copy_from_slice(&self.bytes[offset as usize..][..buf.len()]);
+            self.read_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn len(&self) -> u64 {
+            self.bytes.len() as u64
+        }
+    }
+
+    /// A part with one group that is longer than a window.
+    fn part() -> Vec<u8> {
+        let bytes = vec![7u8; WINDOW_BYTES as usize + 50_000];
+        let header = GroupHeader::new(AT, START, &bytes).encode();
+        [&[0; HEADER_BYTES][..], &header[..], &bytes[..]].concat()
+    }
+
+    /// The part whose file has the first `file_bytes`, and whose tail has those from `tail_at` on.
+    fn source(part: &[u8], file_bytes: usize, tail_at: usize) -> (PartSource, Arc<CountedFile>) {
+        let (bytes, read_bytes) = (part[..file_bytes].to_vec(), AtomicU64::new(0));
+        let file = Arc::new(CountedFile { bytes, read_bytes });
+        let tail = LogTail { offset: tail_at as u64, bytes: part[tail_at..].to_vec() };
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        let shared: Arc<dyn RandomFile> = Arc::<CountedFile>::clone(&file);
+        (PartSource { file: Some(shared), tail: Some(tail), context }, file)
+    }
+
+    #[test]
+    fn group_that_only_the_file_lacks_is_read_once() {
+        let (part, tail_at) = (part(), HEADER_BYTES + GROUP_HEADER_BYTES + 1000);
+        let (source, file) = source(&part, part.len() - 1, tail_at);
+        let mut reader = GroupReader::new(&source, AT, GroupPlace::first(START));
+        let step = reader.step().expect("no device");
+        assert!(matches!(step, GroupStep::Group { in_tail: Some(_), .. }));
+        assert!(file.read_bytes.load(Ordering::Relaxed) < file.len());
+    }
+
+    #[test]
+    fn rotten_length_is_found_in_the_last_view() {
+        let tail_at = HEADER_BYTES + GROUP_HEADER_BYTES + 1000;
+        for (lost, expected) in [(0, GroupStep::Damaged), (1, GroupStep::Torn)] {
+            let mut part = part();
+            part[HEADER_BYTES + 2] ^= 0x40;
+            part.truncate(part.len() - lost);
+            for file_bytes in [part.len(), part.len() - 10] {
+                let (source, _) = source(&part, file_bytes, tail_at);
+                let mut reader = GroupReader::new(&source, AT, GroupPlace::first(START));
+                let step = reader.step().expect("no device");
+                assert_eq!(step, expected, "{lost} bytes are missing");
+            }
+        }
     }
 }

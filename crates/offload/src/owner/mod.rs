@@ -3,7 +3,7 @@
 //! | state of a job | next state and its cause |
 //! | --- | --- |
 //! | away | checking, on COMMIT of a live attempt; here, if given back or if no scheduler answers |
-//! | away | ended, if the driver has no numbers for the next scheduler: the job is planned again |
+//! | away | ended, if it cannot go on at a scheduler but one lives: the job is planned again |
 //! | checking | ended, when the outputs are installed; away, when they are refused |
 //! | here | ended, when this process has run it |
 //! | ended | forgotten, when many younger jobs have ended |
@@ -17,7 +17,9 @@
 //! session with the same one, the job needs other numbers (invariant 3). A driver that has none
 //! calls [`Owner::without_numbers`]. If a scheduler lives, the job then ends, and is planned again
 //! as another job, which goes to that scheduler. Otherwise this process runs it
-//! (docs/design/offload.md, "Several schedulers").
+//! (docs/design/offload.md, "Several schedulers"). A job that had a session also ends for another
+//! plan in two other cases: no scheduler is left for it but one lives, or its next scheduler has
+//! never answered and another one answers.
 //!
 //! Invariants:
 //! 1. The outputs of a job are installed at most once, and only those of a live attempt of this
@@ -108,7 +110,7 @@ pub enum OwnerStep {
         failure: Option<FailedAttempt>,
     },
     /// Plan the job again as another job with other numbers. This job has ended, and its attempts
-    /// are abandoned. Another scheduler lives, and gets the other job.
+    /// are abandoned. A scheduler lives, and gets the other job.
     PlanAgain {
         /// Number of the job that has ended.
         job: u64,
@@ -335,10 +337,17 @@ impl Owner {
     /// those of the job belong to an earlier session. The job is planned again as another job if a
     /// scheduler lives, and otherwise runs here.
     pub fn without_numbers(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
-        let state = self.jobs.get(&number).map(|job| job.state);
-        if !matches!(state, Some(OwnedJobState::Away { .. })) {
-            return Vec::new();
+        let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
+        // An output may be in its check. If it is refused, the job needs numbers again.
+        job.is_drawing = false;
+        match job.state {
+            OwnedJobState::Away { .. } => self.plan_again_or_here(now_ns, number),
+            OwnedJobState::Checking { .. } | OwnedJobState::Here => Vec::new(),
         }
+    }
+
+    /// Ends a job for another plan if a scheduler lives. Otherwise this process runs it.
+    fn plan_again_or_here(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
         if !(0..self.schedulers.len()).any(|position| self.is_live(now_ns, position)) {
             return self.bring_here(number, LocalWhy::Silent, false, None);
         }
@@ -450,10 +459,15 @@ impl Owner {
 
     fn tick(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
         let oldest = self.oldest();
-        let state = self.jobs.get(&number).map(|job| job.state);
-        let Some(OwnedJobState::Away { heard_ns, .. }) = state else { return Vec::new() };
+        let Some(job) = self.jobs.get(&number) else { return Vec::new() };
+        let OwnedJobState::Away { heard_ns, .. } = job.state else { return Vec::new() };
+        let had_session = job.sessions > 0;
         if heard_ns + self.terms.silent_ns <= now_ns && !self.leave_silent(now_ns, number) {
-            return self.bring_here(number, LocalWhy::Silent, false, None);
+            return match had_session {
+                // A scheduler that has had the job may be in another life, or answer again.
+                true => self.plan_again_or_here(now_ns, number),
+                false => self.bring_here(number, LocalWhy::Silent, false, None),
+            };
         }
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
         let OwnedJobState::Away { next_ns, .. } = &mut job.state else { return Vec::new() };
@@ -490,7 +504,8 @@ impl Owner {
     }
 
     /// Notes the session that a scheduler has reported. Jobs that were prepared for another session
-    /// need fresh attempts.
+    /// need fresh attempts. Jobs that left a session for a scheduler that has never answered are
+    /// planned again.
     fn lives_as(&mut self, now_ns: u64, session: OwnerSession, slots: u32) -> Vec<OwnerStep> {
         let scheduler = session.life.scheduler;
         let known = self.sessions.entry(scheduler).or_insert(session);
@@ -506,16 +521,19 @@ impl Owner {
                 self.slots.insert(kind, slots);
             }
         }
-        let mut steps = Vec::new();
+        let (mut steps, mut without_session) = (Vec::new(), Vec::new());
         for (number, job) in &mut self.jobs {
-            let is_there = self.schedulers[job.scheduler] == scheduler;
-            if let OwnedJobState::Away { heard_ns, .. } = &mut job.state
-                && is_there
-                && job.session != Some(session)
-            {
+            let at = self.schedulers[job.scheduler];
+            let OwnedJobState::Away { heard_ns, .. } = &mut job.state else { continue };
+            if at == scheduler && job.session != Some(session) {
                 *heard_ns = now_ns;
                 steps.extend(job.draw(*number));
+            } else if job.sessions > 0 && !self.sessions.contains_key(&at) {
+                without_session.push(*number);
             }
+        }
+        for number in without_session {
+            steps.extend(self.plan_again_or_here(now_ns, number));
         }
         steps
     }

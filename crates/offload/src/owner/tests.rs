@@ -557,6 +557,78 @@ fn job_is_planned_again_for_the_next_life_of_its_scheduler() {
     assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
 }
 
+/// Whether the steps end job 1 for another plan, and do not run it here.
+fn plans_first_job_again(steps: &[OwnerStep]) -> bool {
+    let runs_here = steps.iter().any(|step| matches!(step, OwnerStep::RunHere { .. }));
+    let abandons = steps.contains(&OwnerStep::Abandon { numbers: ranges(100)[0] });
+    steps.contains(&OwnerStep::PlanAgain { job: 1 }) && abandons && !runs_here
+}
+
+/// An owner whose other scheduler has never answered. Job 1 has left the first one for it.
+fn with_job_at_mute_scheduler() -> Owner {
+    let mut owner = owner(&[S, OTHER]);
+    owner.on_message(0, S, lives_at(S, 5));
+    assert_eq!(submit_one(&mut owner, 0, 100), (1, Some(S)));
+    let steps = owner.on_timer(OwnerTerms::default().silent_ns);
+    assert_eq!((prepared_for(&steps), owner.jobs()), (None, 1), "{steps:?}");
+    owner
+}
+
+#[test]
+fn job_at_a_mute_scheduler_is_planned_again_when_another_one_answers() {
+    let now_ns = OwnerTerms::default().silent_ns * 3 / 2;
+    let mut owner = with_job_at_mute_scheduler();
+    // An answer of an earlier life comes late.
+    assert_eq!(owner.on_message(now_ns, S, lives_at(S, 4)), []);
+    let steps = owner.on_message(now_ns, S, lives_at(S, 6));
+    assert!(plans_first_job_again(&steps), "{steps:?}");
+    for to in [S, OTHER] {
+        let message = OffloadMessage::CancelJob { job: at(1, 1).job };
+        assert!(steps.contains(&OwnerStep::Send { to, message }), "{steps:?}");
+    }
+    assert_eq!(submit_one(&mut owner, now_ns, 200), (2, Some(S)));
+    assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
+}
+
+#[test]
+fn job_without_a_scheduler_is_planned_again_if_one_lives() {
+    let silent_ns = OwnerTerms::default().silent_ns;
+    let queued = OffloadMessage::Queued { job: at(1, 1).job, session: SESSION, slots: 4 };
+    // The first scheduler answers again, with a message that begins no session.
+    let mut mute = with_job_at_mute_scheduler();
+    mute.on_message(silent_ns * 3 / 2, S, queued.clone());
+    let steps = mute.on_timer(2 * silent_ns);
+    assert!(plans_first_job_again(&steps), "{steps:?}");
+    // Both schedulers have had the job, and the first one answers again.
+    let mut tried = with_job_at_first(&[S, OTHER]);
+    tried.on_timer(silent_ns);
+    let steps = tried.prepared(silent_ns, 1, &ranges(200)[..1]);
+    assert_eq!(prepared_for(&steps), Some(OTHER));
+    tried.on_message(silent_ns * 3 / 2, S, queued);
+    let steps = tried.on_timer(2 * silent_ns);
+    assert!(plans_first_job_again(&steps), "{steps:?}");
+    // No executor can have the numbers of a job without a session, so it runs here under them.
+    let mut unprepared = owner(&[S, OTHER]);
+    unprepared.submit(0, ask(JobKind::Compaction), Payload::default());
+    unprepared.on_timer(silent_ns);
+    unprepared.on_message(silent_ns * 3 / 2, S, lives_at(S, 5));
+    let (job, why, is_untouched) = (1, LocalWhy::Silent, true);
+    let here = OwnerStep::RunHere { job, why, is_untouched, failure: None };
+    assert!(unprepared.on_timer(2 * silent_ns).contains(&here));
+}
+
+#[test]
+fn job_whose_outputs_are_refused_asks_for_numbers_of_the_next_session() {
+    let mut owner = with_job_at_first(&[S]);
+    let steps = owner.on_message(0, S, lives_at(S, 6));
+    assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
+    assert!(matches!(done(&mut owner, at(1, 1))[..], [OwnerStep::Check { .. }]));
+    assert_eq!(owner.without_numbers(0, 1), [], "an output is checked");
+    assert_eq!(verdict(&owner.checked(0, at(1, 1), false)), Verdict::Discard);
+    let steps = owner.on_timer(OwnerTerms::default().repeat_ns);
+    assert!(steps.contains(&OwnerStep::Prepare { job: 1 }), "{steps:?}");
+}
+
 #[test]
 fn scheduler_that_was_silent_for_a_job_gets_no_other_one_before_its_next_message() {
     let silent_ns = OwnerTerms::default().silent_ns;

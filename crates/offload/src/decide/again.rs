@@ -9,6 +9,7 @@
 //! executor has failed, so the next attempt avoids none, and it may wait in a queue as a first one.
 
 use super::{Candidate, Choice, choose, cost};
+use crate::job::JobKind;
 
 /// Number of attempts of a flush away before it runs in the process of its owner.
 const FLUSH_ATTEMPTS_MAX: usize = 2;
@@ -69,6 +70,15 @@ pub fn after_move(job: &MovedJob) -> AttemptPlace {
     }
 }
 
+/// Whether a job leaves only if its owner knows of a free slot. Writers may wait for a flush, so a
+/// flush without a slot stays here. But the owner of a flush that leaves again may have heard from
+/// a scheduler that has just begun and knows no executor yet. That scheduler keeps the flush until
+/// executors had the time for a beat.
+#[must_use]
+pub fn needs_slot(kind: JobKind, moves: u32) -> bool {
+    kind == JobKind::Flush && moves == 0
+}
+
 /// Chooses the executor with the least cost for a second attempt. The executor needs a free slot,
 /// and may cost at most twice as much as an idle executor that reads all inputs in place. The
 /// result is never an executor that is excluded. [`Choice::Wait`] means that the owner runs the
@@ -119,6 +129,13 @@ mod tests {
         assert_eq!(place(1, true), AttemptPlace::Here, "writers wait");
         assert_eq!(place(MOVES_MAX, false), AttemptPlace::Away);
         assert_eq!(place(MOVES_MAX + 1, false), AttemptPlace::Here);
+    }
+
+    #[test]
+    fn flush_needs_a_slot_until_its_scheduler_has_ended() {
+        assert!(needs_slot(JobKind::Flush, 0));
+        assert!(!needs_slot(JobKind::Flush, 1), "a new scheduler knows no executor yet");
+        assert!(!needs_slot(JobKind::Compaction, 0), "compactions may wait");
     }
 
     #[test]

@@ -21,7 +21,9 @@ use archipelago_base::checksum::hash64;
 use archipelago_base::wire_struct;
 use archipelago_fabric::NodeId;
 
-pub use again::{AttemptPlace, FailedFlush, MovedJob, after_failure, after_move, choose_again};
+pub use again::{
+    AttemptPlace, FailedFlush, MovedJob, after_failure, after_move, choose_again, needs_slot,
+};
 pub use give_up::{SendProgress, gives_up};
 pub use pace::{PaceInput, pace};
 pub use rate::{SHARE_BYTES_PER_S_MIN, ShareInput, rate_share};

@@ -28,9 +28,10 @@ pub struct OffloadCounters {
     /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
     /// again.
     pub planned_again: u64,
-    /// Jobs among these that leave again, because their scheduler has ended and another one lives.
+    /// Jobs that left again after their scheduler had ended while another one lived. The parts of a
+    /// compaction count each, and its next plan may have more parts.
     pub moved: u64,
-    /// Jobs that such a plan has ended in an executor.
+    /// Jobs among these whose outputs came from executors.
     pub moved_done: u64,
     /// Attempts that executors got and that gave no outputs, as far as schedulers have reported
     /// them.
@@ -138,7 +139,7 @@ impl Tally {
         add(&self.planned_again, 1);
     }
 
-    /// Counts a job that leaves again, because its scheduler has ended.
+    /// Counts a job that leaves again now, because its scheduler had ended.
     pub(super) fn moved(&self) {
         add(&self.moved, 1);
     }

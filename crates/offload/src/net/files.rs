@@ -66,8 +66,10 @@ pub struct VolumePool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobFiles {
     dir: PathBuf,
-    /// Names of the files that it reads.
+    /// Names of the files that it reads. Those that it replaces come first.
     inputs: Vec<String>,
+    /// Number of the files that it replaces.
+    replaced: usize,
     /// Numbers that tables and value files of the job may have.
     numbers: FileNumbers,
     invalid: FileNumbers,
@@ -79,29 +81,31 @@ impl JobFiles {
         let tables = spec.inputs.iter().map(|input| sst_name(FileNo(input.meta.no)));
         let values = spec.output.values.files.iter();
         let values = values.map(|file| value_file_name(FileNo(file.no)));
-        Self::of(&spec.output, tables.chain(values).collect())
+        Self::of(&spec.output, tables.chain(values).collect(), spec.inputs.len())
     }
 
     /// The files of a garbage collection.
     pub(super) fn of_gc(spec: &GcSpec) -> Self {
         let values = spec.inputs.iter().map(|input| value_file_name(FileNo(input.meta.no)));
         let invalid = spec.invalid.iter().map(|file| invalid_file_name(FileNo(file.no)));
-        Self::of(&spec.output, values.chain(invalid).collect())
+        Self::of(&spec.output, values.chain(invalid).collect(), spec.inputs.len())
     }
 
     /// The files of a flush, which reads no files.
     pub(super) fn of_flush(spec: &FlushSpec) -> Self {
-        Self::of(&spec.output, Vec::new())
+        Self::of(&spec.output, Vec::new(), 0)
     }
 
-    fn of(output: &OutputSpec, inputs: Vec<String>) -> Self {
+    fn of(output: &OutputSpec, inputs: Vec<String>, replaced: usize) -> Self {
         let (numbers, invalid) = (output.file_numbers, output.values.invalid);
-        Self { dir: output.dir.clone(), inputs, numbers, invalid }
+        Self { dir: output.dir.clone(), inputs, replaced, numbers, invalid }
     }
 
-    /// Names of the files that the job reads.
-    pub(super) fn inputs(&self) -> &[String] {
-        &self.inputs
+    /// Names of the files that the job replaces: tables of a compaction, and value files of a
+    /// garbage collection. No other job with these files runs at the same time, except for parts of
+    /// the same compaction.
+    pub(super) fn replaced(&self) -> &[String] {
+        &self.inputs[..self.replaced]
     }
 
     /// Number of files that the job can create.
@@ -261,5 +265,131 @@ impl DecodedSpec {
             Self::Compaction(spec) => &spec.output,
             Self::Gc(spec) => &spec.output,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_engine::compaction::job::Input;
+    use archipelago_engine::file_meta::FileMeta;
+    use archipelago_engine::gc::job::{GcInput, Validity};
+    use archipelago_engine::gc::windows::ReadaheadLimits;
+    use archipelago_engine::job::below::Below;
+    use archipelago_engine::job::spec::{Retention, ValueSpec};
+    use archipelago_engine::key::KeyRange;
+    use archipelago_engine::options::Compression;
+    use archipelago_engine::table_content::TableContent;
+    use archipelago_engine::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRefs};
+
+    use super::*;
+
+    fn table(no: u64) -> FileMeta {
+        FileMeta {
+            no,
+            unique_id: [1; 16],
+            size_bytes: 9,
+            checksum: 0,
+            smallest: b"a".to_vec(),
+            largest: b"c".to_vec(),
+            largest_exclusive: false,
+            smallest_seq: 1,
+            largest_seq: 2,
+            entries: 2,
+            deletions: 0,
+            range_deletions: 0,
+            raw_bytes: 9,
+            global_seq: None,
+            median_key: b"b".to_vec(),
+            created_unix_ms: 0,
+            content: TableContent::default(),
+            refs: ValueRefs::default(),
+        }
+    }
+
+    fn value_file(no: u64) -> ValueFileMeta {
+        ValueFileMeta {
+            no,
+            unique_id: [1; 16],
+            size_bytes: 9,
+            checksum: 0,
+            keys_offset: 5,
+            smallest: b"a".to_vec(),
+            largest: b"c".to_vec(),
+            smallest_seq: 1,
+            largest_seq: 2,
+            records: 1,
+            created_unix_ms: 0,
+            basis: 0,
+        }
+    }
+
+    fn output(files: Vec<ValueFileMeta>) -> OutputSpec {
+        OutputSpec {
+            cf_name: "default".to_owned(),
+            dir: "/db".into(),
+            level: 1,
+            file_numbers: FileNumbers { first: 90, count: 2 },
+            unique_seed: 1,
+            target_file_bytes: 9,
+            cuts: Vec::new(),
+            grandparents: Vec::new(),
+            block_bytes: 4096,
+            compression: Compression::None,
+            bloom_bits_per_key: 10,
+            created_unix_ms: 0,
+            direct_io: false,
+            values: ValueSpec { files, ..ValueSpec::default() },
+        }
+    }
+
+    #[test]
+    fn job_replaces_no_files_that_other_jobs_read() {
+        let compaction = CompactionSpec {
+            cf: 0,
+            from: 0,
+            inputs: [1, 2].map(|no| Input { level: 0, meta: table(no) }).into(),
+            range: KeyRange::all(),
+            subrange: None,
+            retention: Retention {
+                visible_seq: 9,
+                snapshots: Vec::new(),
+                below: Below::Everything,
+                now_ms: 0,
+                merge_operator: None,
+                compaction_filter: None,
+            },
+            output: output(vec![value_file(3)]),
+            readahead_bytes: 0,
+            direct_reads: false,
+        };
+        let files = JobFiles::of_compaction(&compaction);
+        assert_eq!(files.replaced(), [1, 2].map(|no| sst_name(FileNo(no))));
+        assert_eq!(files.inputs[2..], [value_file_name(FileNo(3))]);
+        let valid = Validity::Invalid { ancestors: Vec::new(), records: 1 };
+        let notes = InvalidFileMeta {
+            no: 4,
+            unique_id: [1; 16],
+            size_bytes: 9,
+            checksum: 0,
+            records: 1,
+            install_no: 1,
+            names: vec![3],
+        };
+        let collection = GcSpec {
+            cf: 0,
+            inputs: vec![GcInput { meta: value_file(3), valid }],
+            invalid: vec![notes],
+            output: output(Vec::new()),
+            basis: 1,
+            readahead: ReadaheadLimits {
+                gap_bytes_max: 0,
+                valid_percent_min: 0,
+                window_bytes_max: 0,
+            },
+            direct_reads: false,
+        };
+        let files = JobFiles::of_gc(&collection);
+        assert_eq!(files.replaced(), [value_file_name(FileNo(3))]);
+        assert_eq!(files.inputs[1..], [invalid_file_name(FileNo(4))]);
     }
 }

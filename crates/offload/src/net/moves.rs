@@ -1,13 +1,15 @@
 //! The jobs of one open of a database whose schedulers have ended.
 //!
 //! Such a job is planned again with other file numbers, as a job of its own. Its inputs show that
-//! it is the same job: the shards of a flush, and the files of a compaction or of a garbage
-//! collection. The count of its moves bounds them ([`crate::decide::after_move`]).
+//! it is the same job: the shards of a flush, the tables of a compaction, and the value files that
+//! a garbage collection rewrites. The value files that a compaction reads do not count, because
+//! other jobs read them at the same time. The count of its moves bounds them
+//! ([`crate::decide::after_move`]).
 //!
 //! Invariants:
 //! 1. At most [`INPUTS_MAX`] inputs are remembered.
-//! 2. The parts of one compaction may share inputs, and lose their scheduler together. They count
-//!    as one move.
+//! 2. Jobs that run at the same time have no input in common, except for the parts of one
+//!    compaction. The parts lose their scheduler together, which counts as one move.
 //!
 //! Thread-safety: any thread may call any method. There is one lock.
 //! Failure: a job that was forgotten counts as one that has not moved.
@@ -18,6 +20,8 @@ use std::collections::BTreeMap;
 use archipelago_engine::remote::ShardId;
 use parking_lot::Mutex;
 
+use crate::job::JobKind;
+
 /// Largest number of inputs of moved jobs that are remembered.
 const INPUTS_MAX: usize = 4096;
 
@@ -26,8 +30,8 @@ const INPUTS_MAX: usize = 4096;
 pub(super) enum JobInput {
     /// A memtable shard.
     Shard(ShardId),
-    /// The name of a file.
-    File(String),
+    /// The name of a file that a job of this kind replaces.
+    File(JobKind, String),
 }
 
 /// A plan of a job, by its inputs.
@@ -68,7 +72,9 @@ impl JobMoves {
     pub(super) fn forget(&self, plan: &PlannedInputs) {
         let mut known = self.0.lock();
         if !known.is_empty() {
-            plan.inputs.iter().for_each(|input| drop(known.remove(input)));
+            for input in &plan.inputs {
+                known.remove(input);
+            }
         }
     }
 }
@@ -78,7 +84,7 @@ mod tests {
     use super::*;
 
     fn file(number: u32) -> JobInput {
-        JobInput::File(format!("{number:06}.sst"))
+        JobInput::File(JobKind::Compaction, format!("{number:06}.sst"))
     }
 
     #[test]
@@ -94,6 +100,16 @@ mod tests {
         assert_eq!(of(&both).moves, 2);
         moves.forget(&of(&both));
         assert_eq!(of(&both).moves, 0);
+    }
+
+    #[test]
+    fn jobs_of_two_kinds_share_no_moves() {
+        let moves = JobMoves::default();
+        let of = |kind| moves.plan_of(vec![JobInput::File(kind, "000001.vsst".to_owned())]);
+        moves.note_moved(&of(JobKind::Gc));
+        assert_eq!(of(JobKind::Compaction).moves, 0);
+        moves.forget(&of(JobKind::Compaction));
+        assert_eq!(of(JobKind::Gc).moves, 1);
     }
 
     #[test]

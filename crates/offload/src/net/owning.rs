@@ -27,8 +27,8 @@
 //! runs here with other numbers. If a job finds no scheduler or no executor, all jobs run here for
 //! two seconds without a request to a scheduler, and are counted under the same reason
 //! ([`super::quiet`]). A flush runs here immediately if no executor has a slot left for this
-//! database. It runs here after a second if jobs of other databases hold all slots. Every job that
-//! runs here for such a reason is counted.
+//! database, unless it leaves again ([`crate::decide::needs_slot`]). It runs here after a second if
+//! jobs of other databases hold all slots. Every job that runs here for such a reason is counted.
 //! Cost: a thread of the engine waits for each job ([`super::owner_calls`]).
 
 use std::fmt;
@@ -60,7 +60,7 @@ use super::rates::RateDivider;
 use super::retries::FlushRetries;
 use super::runtime_parts::RuntimeParts;
 use super::{PAYLOAD_BYTES_MAX, scheduler_order};
-use crate::decide::{AttemptPlace, FailedFlush, MovedJob, after_failure, after_move};
+use crate::decide::{AttemptPlace, FailedFlush, MovedJob, after_failure, after_move, needs_slot};
 use crate::failure::FailedAttempt;
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
@@ -121,8 +121,8 @@ struct Ask {
 impl Ask {
     /// The inputs by which the next plan of the job is recognised.
     fn inputs(&self) -> Vec<JobInput> {
-        let shards = self.shards.iter().copied().map(JobInput::Shard);
-        shards.chain(self.files.inputs().iter().cloned().map(JobInput::File)).collect()
+        let file = |name: &String| JobInput::File(self.job.kind, name.clone());
+        inputs_of(&self.shards).into_iter().chain(self.files.replaced().iter().map(file)).collect()
     }
 }
 
@@ -236,13 +236,23 @@ impl OffloadExecutor {
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
         let (kind, plan) = (ask.job.kind, self.moves.plan_of(ask.inputs()));
-        let writers_wait = plan.moves > 0 && kind == JobKind::Flush && self.writers_wait();
-        let sent = match after_move(&MovedJob { moves: plan.moves, writers_wait }) {
+        let sent = match self.place_of_plan(kind, &plan) {
             AttemptPlace::Away => self.send_plan(ask, &plan, spec, context)?,
             AttemptPlace::Here => self.count_here(kind, LocalWhy::Silent),
         };
         self.moves.forget(&plan);
         Ok(sent)
+    }
+
+    /// The place of a job by the number of its moves. A job that runs here takes the turn of one
+    /// that was planned again, so that no further job of its kind runs here for that one.
+    fn place_of_plan(&self, kind: JobKind, plan: &PlannedInputs) -> AttemptPlace {
+        let writers_wait = plan.moves > 0 && kind == JobKind::Flush && self.writers_wait();
+        let place = after_move(&MovedJob { moves: plan.moves, writers_wait });
+        if place == AttemptPlace::Here {
+            let _takes_turn = self.takes_turn_here(kind);
+        }
+        place
     }
 
     /// Runs one plan of a job at an executor. `None` if it must run here, under the same numbers.
@@ -263,8 +273,7 @@ impl OffloadExecutor {
         if let Some(why) = self.quiet.cause(started_ns) {
             return Ok(self.count_here(kind, why));
         }
-        // Writers may wait for a flush, so a flush without a free slot runs here immediately.
-        if kind == JobKind::Flush
+        if needs_slot(kind, plan.moves)
             && let Some(why) = link.calls.lacks_room(kind)
         {
             return Ok(self.count_here(kind, why));
@@ -280,6 +289,9 @@ impl OffloadExecutor {
         self.tally.package(kind, package.0.len());
         if is_second {
             self.tally.second_attempt();
+        }
+        if plan.moves > 0 {
+            self.tally.moved();
         }
         let (job, messages) = link.calls.submit(ask.job, ask.numbers, package);
         link.outboxes.send(messages);
@@ -356,9 +368,7 @@ impl OffloadExecutor {
     /// job decides whether it leaves again.
     fn moved(&self, kind: JobKind, plan: &PlannedInputs) -> Error {
         self.moves.note_moved(plan);
-        let error = self.planned_again(kind, "its scheduler has ended", AttemptPlace::Away);
-        self.tally.moved();
-        error
+        self.planned_again(kind, "its scheduler has ended", AttemptPlace::Away)
     }
 
     /// Counts a job that an executor may have begun. The engine plans it again after this error. If
@@ -404,9 +414,7 @@ impl OffloadExecutor {
     ) -> Result<Option<JobOutput>> {
         let shards = ids_of(spec);
         let avoids = self.retries.failed_at(&shards);
-        let failed = FailedFlush { failures: avoids.len(), writers_wait: self.writers_wait() };
-        if failed.failures > 0 && after_failure(&failed) == AttemptPlace::Here {
-            self.retries.forget(&shards);
+        if self.place_of_flush(&shards, avoids.len()) == AttemptPlace::Here {
             return Ok(self.count_here(JobKind::Flush, LocalWhy::Failed));
         }
         let retention = &spec.retention;
@@ -427,6 +435,20 @@ impl OffloadExecutor {
         let flushed = self.send_away(ask, spec, context)?;
         self.retries.forget(&shards);
         Ok(flushed)
+    }
+
+    /// The place of a flush by the number of its attempts that have failed. A flush that then runs
+    /// here is forgotten.
+    fn place_of_flush(&self, shards: &[ShardId], failures: usize) -> AttemptPlace {
+        if failures == 0 {
+            return AttemptPlace::Away;
+        }
+        let place = after_failure(&FailedFlush { failures, writers_wait: self.writers_wait() });
+        if place == AttemptPlace::Here {
+            self.retries.forget(shards);
+            self.moves.forget(&self.moves.plan_of(inputs_of(shards)));
+        }
+        place
     }
 
     /// Whether writers of the database wait or are slowed down.
@@ -500,6 +522,11 @@ impl OffloadExecutor {
 fn ids_of(spec: &FlushSpec) -> Vec<ShardId> {
     let id = |shard: &ShardRef| ShardId { memtable: shard.memtable, shard: shard.shard };
     spec.shards.iter().map(id).collect()
+}
+
+/// The inputs by which the next plan of a flush of these shards is recognised.
+fn inputs_of(shards: &[ShardId]) -> Vec<JobInput> {
+    shards.iter().copied().map(JobInput::Shard).collect()
 }
 
 fn numbers_of(output: &OutputSpec) -> NumberRange {
@@ -614,5 +641,66 @@ impl JobExecutor for OffloadExecutor {
             Some(output) => Ok(output),
             None => LocalExecutor.gc(spec, context),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ExecutorId;
+
+    const SHARDS: [ShardId; 2] =
+        [ShardId { memtable: 1, shard: 2 }, ShardId { memtable: 1, shard: 3 }];
+
+    /// A plan of a flush of the shards.
+    fn plan(executor: &OffloadExecutor) -> PlannedInputs {
+        executor.moves.plan_of(inputs_of(&SHARDS))
+    }
+
+    #[test]
+    fn job_that_has_moved_too_often_takes_the_turn_of_its_kind() {
+        let executor = OffloadExecutor::new(OwnerSettings::default());
+        let kind = JobKind::Flush;
+        let _error = executor.planned_again(kind, "its executor has ended", AttemptPlace::Here);
+        let mut places = Vec::new();
+        while places.last() != Some(&AttemptPlace::Here) {
+            let _error = executor.moved(kind, &plan(&executor));
+            places.push(executor.place_of_plan(kind, &plan(&executor)));
+        }
+        assert!(places.len() > 1, "{places:?}");
+        assert!(!executor.takes_turn_here(kind), "no further job runs here");
+    }
+
+    #[test]
+    fn job_that_leaves_again_keeps_the_turn_of_its_kind() {
+        let executor = OffloadExecutor::new(OwnerSettings::default());
+        let kind = JobKind::Flush;
+        let _error = executor.planned_again(kind, "its executor has ended", AttemptPlace::Here);
+        let _error = executor.moved(kind, &plan(&executor));
+        assert_eq!(executor.place_of_plan(kind, &plan(&executor)), AttemptPlace::Away);
+        assert!(executor.takes_turn_here(kind));
+    }
+
+    #[test]
+    fn only_jobs_that_leave_again_count_as_moved() {
+        let executor = OffloadExecutor::new(OwnerSettings::default());
+        let _error = executor.moved(JobKind::Flush, &plan(&executor));
+        let counters = executor.counters();
+        assert_eq!((counters.planned_again, counters.moved), (1, 0));
+    }
+
+    #[test]
+    fn flush_that_stays_after_failures_is_forgotten() {
+        let executor = OffloadExecutor::new(OwnerSettings::default());
+        let _error = executor.moved(JobKind::Flush, &plan(&executor));
+        assert_eq!(executor.place_of_flush(&SHARDS, 0), AttemptPlace::Away);
+        assert_eq!(executor.place_of_flush(&SHARDS, 1), AttemptPlace::Away);
+        assert_eq!(plan(&executor).moves, 1, "it leaves again");
+        for failed in [7, 8] {
+            executor.retries.note_failed(&SHARDS, ExecutorId(failed));
+        }
+        let failures = executor.retries.failed_at(&SHARDS).len();
+        assert_eq!(executor.place_of_flush(&SHARDS, failures), AttemptPlace::Here);
+        assert_eq!((plan(&executor).moves, executor.retries.failed_at(&SHARDS)), (0, Vec::new()));
     }
 }

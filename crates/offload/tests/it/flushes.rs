@@ -286,6 +286,33 @@ fn failed_flush_gets_a_second_attempt_at_another_executor() {
 }
 
 #[test]
+fn flush_leaves_again_through_the_next_life_of_its_manager() {
+    let mut world = World::new(1, OffloadMode::Flushes, |_| Listening::Tcp);
+    // A busy machine may run a flush here.
+    while world.away.jobs.counters().moved == 0 {
+        let executor = world.executor(None);
+        wait_until(|| world.away.jobs.room(JobKind::Flush) > 0);
+        world.office.end_scheduler();
+        drop(executor);
+        let packages = || world.away.jobs.counters().flushes.packages;
+        let before = packages();
+        let written = std::thread::scope(|scope| {
+            let writing = scope.spawn(|| world.away.write(world.rounds));
+            wait_until(|| packages() > before || writing.is_finished());
+            // The next life knows no executor when the flush leaves again.
+            world.office.restart();
+            writing.join()
+        });
+        written.unwrap();
+        world.rounds += 1;
+        assert!(world.rounds < 100, "{:?}", world.away.jobs.counters());
+    }
+    let counters = world.away.jobs.counters();
+    assert!(counters.planned_again > 0, "{counters:?}");
+    world.finish();
+}
+
+#[test]
 fn memtables_in_this_process_are_flushed_here() {
     let (base, office) = (tempfile::tempdir().unwrap(), Office::start());
     let _executor = executor(&office, base.path(), None);

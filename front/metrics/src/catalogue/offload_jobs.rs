@@ -12,8 +12,7 @@ metrics! {
     /// Number of jobs that an executor may have begun and that ended without outputs. The database
     /// planned them again.
     PLANNED_AGAIN: Counter "archipelago_offload_jobs_planned_again" [];
-    /// Number of these jobs that left again, because their scheduler had ended and another one
-    /// lived.
+    /// Number of jobs that left again after their scheduler had ended while another one lived.
     MOVED: Counter "archipelago_offload_jobs_moved" [];
     /// Number of jobs that executors ended after their scheduler had ended.
     MOVED_DONE: Counter "archipelago_offload_jobs_moved_done" [];

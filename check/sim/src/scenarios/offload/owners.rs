@@ -247,8 +247,12 @@ impl OwnerHost {
         self.given_to.range(attempts).next().is_some()
     }
 
-    /// Whether an attempt went to another scheduler than the first attempt at its item.
-    pub(super) fn is_of_another_scheduler(&self, at: AttemptId) -> bool {
+    /// Whether an attempt went to another scheduler than the first attempt at its item, although
+    /// its owner has numbers for one session only. Then the item was planned again.
+    pub(super) fn has_left_again(&self, at: AttemptId) -> bool {
+        if !self.draws_once {
+            return false;
+        }
         let number = at.job.number;
         let first = self.items.get(&number).and_then(|item| self.firsts.get(item));
         let latest = self.given_to.get(&(number, at.attempt));

@@ -44,7 +44,8 @@ const ABANDONED_NS: std::ops::Range<u64> = 1_000 * MS..15_000 * MS;
 pub(super) struct Counted {
     pub(super) installed: u64,
     pub(super) by_executors: u64,
-    /// Items of these whose first attempt went to another scheduler.
+    /// Items of these whose first attempt went to another scheduler, and whose owner has to plan a
+    /// job again for that.
     pub(super) by_other_schedulers: u64,
     pub(super) assigned: u64,
     pub(super) owners_ended: u64,
@@ -400,7 +401,7 @@ impl World {
             let database = &mut self.databases[host.db];
             host.edit(database, at.job.number, numbers, output)
         };
-        let is_moved = is_installed && host.is_of_another_scheduler(at);
+        let is_moved = is_installed && host.has_left_again(at);
         self.violations.extend(found);
         self.counted.by_executors += u64::from(is_installed);
         self.counted.by_other_schedulers += u64::from(is_moved);

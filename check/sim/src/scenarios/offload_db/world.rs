@@ -44,7 +44,7 @@ pub(super) struct Counted {
     pub(super) jobs_away: u64,
     pub(super) flushes_away: u64,
     pub(super) jobs_again: u64,
-    /// Jobs of these that left again after their scheduler had ended, and those that executors then
+    /// Jobs that left again after their scheduler had ended, and those of them that executors then
     /// ended.
     pub(super) jobs_moved: u64,
     pub(super) jobs_moved_done: u64,
@@ -660,7 +660,7 @@ impl World {
                 ("jobs in executors", counted.jobs_away),
                 ("of them flushes", counted.flushes_away),
                 ("jobs planned again", counted.jobs_again),
-                ("of them for another scheduler", counted.jobs_moved),
+                ("jobs that left again", counted.jobs_moved),
                 ("jobs that another scheduler ended", counted.jobs_moved_done),
                 ("second attempts of flushes", counted.second_attempts),
                 ("owners", counted.owners),

@@ -45,6 +45,7 @@ use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
 use crate::db::write::disk_room::Disk;
 use crate::db::write::log_segments::LogSegments;
+use crate::db::write::stalling::WaitOwners;
 
 /// An open database, shared by its handles and its background threads.
 pub(crate) struct DbInner {
@@ -68,5 +69,17 @@ impl DbInner {
     #[inline]
     pub(crate) fn reader(&self) -> Reader<'_> {
         Reader { context: &self.context, observers: &self.observers, view: &self.view }
+    }
+
+    /// The owners that a write needs while it waits for background work.
+    #[inline]
+    pub(crate) fn wait_owners(&self) -> WaitOwners<'_> {
+        WaitOwners {
+            context: &self.context,
+            storage: &self.storage,
+            observers: &self.observers,
+            jobs: &self.jobs,
+            disk: &self.disk,
+        }
     }
 }

@@ -52,6 +52,7 @@ use crate::db::write::commit_state::{CommitGuard, CommitState};
 use crate::db::write::disk_room::{self, Admission};
 use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
+use crate::db::write::log_segments::LogSegments;
 use crate::db::write::submission::{Grant, HeldReason, Submission, SubmissionAnswer};
 use crate::db::write::ticket::{Ticket, TicketQueue};
 use crate::lock_order::{CommitLock, NoLock, Order, OrderedMutex};
@@ -213,9 +214,9 @@ impl Committer {
                 // complete.
                 let is_earlier = |other: &ClaimedWrite| other.grant.first_seq() < grant.first_seq();
                 while let Some(earlier) = claimed.next_if(is_earlier) {
-                    lost.carry_out_claimed(db, earlier);
+                    lost.carry_out_claimed(&db.logs, &db.view, earlier);
                 }
-                let carried_out = lost.carry_out(db, grant, write.payload);
+                let carried_out = lost.carry_out(&db.logs, &db.view, grant, write.payload);
                 is_own_lost = carried_out.is_err();
                 carried_out.map(CommitOutcome::Done)
             }
@@ -225,7 +226,7 @@ impl Committer {
             Ok(SubmissionAnswer::Held(HeldReason::Flush)) => Ok(CommitOutcome::MustFlush),
             Err(error) => Err(error),
         };
-        claimed.for_each(|later| lost.carry_out_claimed(db, later));
+        claimed.for_each(|later| lost.carry_out_claimed(&db.logs, &db.view, later));
         match outcome {
             Ok(CommitOutcome::Done(last_seq)) => {
                 lost.settle(db);
@@ -344,41 +345,48 @@ impl LostWrites {
     /// Inserts a granted write and makes it visible, once its record survives `kill -9`. If the log
     /// lost the record, publication passes over the write, and the error is noted.
     #[inline]
-    fn carry_out(&mut self, db: &DbInner, mut grant: Grant, payload: &[u8]) -> Result<SeqNo> {
+    fn carry_out(
+        &mut self,
+        logs: &LogSegments,
+        view: &ReadView,
+        mut grant: Grant,
+        payload: &[u8],
+    ) -> Result<SeqNo> {
         if has(Defect::InsertionBeforeQuorum) && grant.is_unacknowledged() {
-            return Ok(insert_early(&db.view, grant, payload));
+            return Ok(insert_early(view, grant, payload));
         }
         match grant.take_unacknowledged() {
             None => {
                 grant.insert(payload);
-                Ok(complete(&db.view, grant))
+                Ok(complete(view, grant))
             }
-            Some(record) => self.carry_out_later(db, grant, payload, &record),
+            Some(record) => self.carry_out_later(logs, view, grant, payload, &record),
         }
     }
 
     /// Carries out a granted write whose log acknowledges `record` later.
     fn carry_out_later(
         &mut self,
-        db: &DbInner,
+        logs: &LogSegments,
+        view: &ReadView,
         grant: Grant,
         payload: &[u8],
         record: &Unacknowledged,
     ) -> Result<SeqNo> {
         if record.is_buffered() {
             grant.insert(payload);
-            let last_seq = complete(&db.view, grant);
-            db.logs.ahead().note_buffered();
+            let last_seq = complete(view, grant);
+            logs.ahead().note_buffered();
             // The write itself is not lost: it is appended again when the segment is left.
             let _noted = self.wait_for(record);
             return Ok(last_seq);
         }
         if let Err(error) = self.wait_for(record) {
-            complete(&db.view, grant);
+            complete(view, grant);
             return Err(error);
         }
         grant.insert(payload);
-        Ok(complete(&db.view, grant))
+        Ok(complete(view, grant))
     }
 
     /// Waits for a record, and notes its segment if the segment has lost it.
@@ -393,9 +401,9 @@ impl LostWrites {
 
     /// Carries out the write of a sleeping writer, and gives the writer the answer. After a loss
     /// the answer waits for [`LostWrites::settle`].
-    fn carry_out_claimed(&mut self, db: &DbInner, claimed: ClaimedWrite) {
+    fn carry_out_claimed(&mut self, logs: &LogSegments, view: &ReadView, claimed: ClaimedWrite) {
         let ClaimedWrite { grant, ticket } = claimed;
-        match self.carry_out(db, grant, ticket.submission().payload) {
+        match self.carry_out(logs, view, grant, ticket.submission().payload) {
             Ok(last_seq) => ticket.finish(Ok(SubmissionAnswer::Inserted(last_seq))),
             Err(_) => self.tickets.push(ticket),
         }
@@ -415,7 +423,7 @@ impl LostWrites {
 /// Carries out the writes of sleeping writers, in their order.
 fn carry_out_claimed(db: &DbInner, claimed: Claimed) {
     let mut lost = LostWrites::default();
-    claimed.into_iter().for_each(|write| lost.carry_out_claimed(db, write));
+    claimed.into_iter().for_each(|write| lost.carry_out_claimed(&db.logs, &db.view, write));
     lost.settle(db);
 }
 

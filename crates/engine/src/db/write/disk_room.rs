@@ -211,14 +211,14 @@ pub(crate) fn refresh_free_room(db: &DbInner) {
 /// Free bytes for a writer that holds the commit lock. For a pool, the writer does not wait for an
 /// answer. It uses the last measurement minus the credit since then, and requests the next
 /// measurement.
-fn free_for_write(db: &DbInner) -> u64 {
-    if !db.logs.ahead().is_kept() {
-        return measure_free(&db.storage, &db.disk);
+fn free_for_write(storage: &Storage, logs: &LogSegments, disk: &Disk) -> u64 {
+    if !logs.ahead().is_kept() {
+        return measure_free(storage, disk);
     }
-    db.logs.ahead().request_room();
-    match db.disk.free_bytes.load(Ordering::Relaxed) {
+    logs.ahead().request_room();
+    match disk.free_bytes.load(Ordering::Relaxed) {
         UNKNOWN => UNKNOWN,
-        free => free.saturating_sub(db.disk.given_bytes.load(Ordering::Relaxed)),
+        free => free.saturating_sub(disk.given_bytes.load(Ordering::Relaxed)),
     }
 }
 
@@ -268,10 +268,10 @@ fn space_input(disk: &Disk, view: &ReadView, free_bytes: u64) -> SpaceInput {
 }
 
 /// Judges the disk with `free_bytes`, and stores the state.
-fn measure(db: &DbInner, free_bytes: u64) -> SpaceInput {
-    let input = space_input(&db.disk, &db.view, free_bytes);
+fn measure(jobs: &Jobs, disk: &Disk, view: &ReadView, free_bytes: u64) -> SpaceInput {
+    let input = space_input(disk, view, free_bytes);
     let state = judge(&input, SpaceUse::Takes).state;
-    let before = db.disk.state.swap(state as u8, Ordering::Relaxed);
+    let before = disk.state.swap(state as u8, Ordering::Relaxed);
     let before = SpaceState::from_u8(before);
     if before != state {
         let (free, was, now) = (input.free_bytes, before.name(), state.name());
@@ -280,7 +280,7 @@ fn measure(db: &DbInner, free_bytes: u64) -> SpaceInput {
         } else {
             tracing::info!(free, was, now, "the room on the disk changed");
         }
-        db.jobs.notify_progress();
+        jobs.notify_progress();
     }
     input
 }
@@ -315,7 +315,8 @@ fn admit_by_measure(
 ) -> Admission {
     let unwritten = commit.log().map_or(0, LogWriter::unwritten_bytes);
     db.disk.unwritten_bytes.store(unwritten, Ordering::Relaxed);
-    let mut input = measure(db, free_for_write(db));
+    let mut input =
+        measure(&db.jobs, &db.disk, &db.view, free_for_write(&db.storage, &db.logs, &db.disk));
     if input.free_bytes == UNKNOWN {
         let is_asked_later = db.logs.ahead().is_kept();
         let credit_bytes = if is_asked_later { UNMEASURED_CREDIT_BYTES } else { u64::MAX };
@@ -324,7 +325,8 @@ fn admit_by_measure(
     }
     if db.disk.state() != SpaceState::Roomy {
         make_room(db, commit, &input);
-        input = measure(db, free_for_write(db));
+        input =
+            measure(&db.jobs, &db.disk, &db.view, free_for_write(&db.storage, &db.logs, &db.disk));
     }
     // The state as if the write were in the log and in memory already.
     let after = SpaceInput {
@@ -511,7 +513,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
         return;
     }
     measure_disk(db);
-    let input = measure(db, free);
+    let input = measure(&db.jobs, &db.disk, &db.view, free);
     let state = db.disk.state();
     keep_reserve(db, &input, now_ns);
     if state == SpaceState::Roomy {

@@ -40,7 +40,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
-use crate::db::state::jobs::JobState;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::ShardState;
@@ -219,7 +219,7 @@ fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     let Some(log) = commit.log_mut() else { return Ok(()) };
     let (len, segment_bytes) = (log.position().len, db.context.options().wal_segment_bytes);
     if db.logs.ahead().is_kept() {
-        if log.should_rotate() && go_on_in_prepared(db, log)? {
+        if log.should_rotate() && go_on_in_prepared(&db.storage, &db.jobs, &db.logs, log)? {
             return Ok(());
         }
         db.logs.ahead().request_segment(db.context.clock().now_ns());
@@ -234,18 +234,23 @@ fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
 
 /// Goes on in the segment that was prepared, without waiting. Returns whether there was a usable
 /// segment.
-fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
+fn go_on_in_prepared(
+    storage: &Storage,
+    jobs: &Jobs,
+    logs: &LogSegments,
+    log: &mut LogWriter,
+) -> Result<bool> {
     let open = log.position().no;
-    let next = db.logs.ahead().take_prepared(open, |next| log.can_rotate_to(next));
+    let next = logs.ahead().take_prepared(open, |next| log.can_rotate_to(next));
     let Some(next) = next else { return Ok(false) };
     let no = next.no();
-    log.note_manifest(db.storage.marks().position());
+    log.note_manifest(storage.marks().position());
     let retired = log.rotate_to(next)?;
     let closed = retired.closed();
-    db.logs.set_open(no);
-    db.logs.add_closed([LogSegment { no: closed.no, bytes: closed.len }]);
-    db.logs.ahead().retire(retired);
-    db.jobs.wake();
+    logs.set_open(no);
+    logs.add_closed([LogSegment { no: closed.no, bytes: closed.len }]);
+    logs.ahead().retire(retired);
+    jobs.wake();
     Ok(true)
 }
 
@@ -254,7 +259,7 @@ fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
 pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     match commit.log_mut() {
         Some(log) if db.logs.ahead().is_kept() && !log.is_broken() => {
-            if !go_on_in_prepared(db, log)? {
+            if !go_on_in_prepared(&db.storage, &db.jobs, &db.logs, log)? {
                 db.logs.ahead().request_segment(db.context.clock().now_ns());
             }
             Ok(())

@@ -38,6 +38,7 @@ use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use crate::bucket::BucketMap;
 use crate::concurrency::RowLocks;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::memtable::{Birth, Memtable, RECORD_OVERHEAD_BYTES};
@@ -155,7 +156,7 @@ pub(crate) fn commit_batch(
 ) -> Result<SeqNo> {
     SHARES.with_borrow_mut(|shares| {
         shares.clear();
-        let checked = check_batch(db, batch, shares, options)?;
+        let checked = check_batch(&db.context, &db.observers, &db.view, batch, shares, options)?;
         if shares.is_empty() {
             return Ok(db.view.visible());
         }
@@ -174,13 +175,15 @@ pub(crate) fn commit_batch(
 
 /// Checks every record and sums the bytes by family.
 fn check_batch(
-    db: &DbInner,
+    context: &Context,
+    observers: &Observers,
+    view: &ReadView,
     batch: &WriteBatch,
     shares: &mut Shares,
     options: &WriteOptions,
 ) -> Result<Checked> {
-    db.context.check_open()?;
-    db.observers.health().check_writable()?;
+    context.check_open()?;
+    observers.health().check_writable()?;
     if options.wal {
         // The error concerns this batch alone. Later it would fail the whole group of the batch.
         check_payload_len(batch.byte_len())?;
@@ -190,7 +193,7 @@ fn check_batch(
             "a write without the log cannot be synced: set wal, or flush afterwards",
         ));
     }
-    let families = db.view.families();
+    let families = view.families();
     let mut user_bytes = 0;
     let mut deletes_only = true;
     for op in batch.iter() {
@@ -238,9 +241,11 @@ fn commit_checked(
     loop {
         match commit(&write)? {
             CommitOutcome::Done(last_seq) => return Ok(last_seq),
-            CommitOutcome::MustWait(cf) => stalling::wait_for_memtable(db, cf, options)?,
-            CommitOutcome::DiskFull => stalling::wait_for_room(db, options)?,
-            CommitOutcome::MustFlush => stalling::wait_for_flush(db, options)?,
+            CommitOutcome::MustWait(cf) => {
+                stalling::wait_for_memtable(db.wait_owners(), &db.view, cf, options)?;
+            }
+            CommitOutcome::DiskFull => stalling::wait_for_room(db.wait_owners(), options)?,
+            CommitOutcome::MustFlush => stalling::wait_for_flush(db.wait_owners(), options)?,
         }
     }
 }

@@ -24,6 +24,7 @@ use std::time::Duration;
 use archipelago_base::{CfId, Error, Result};
 
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::delay_credit::lot_of;
 use crate::db::state::family::{DELAYED, FREE, Family, STOPPED, WATCHED, is_slowed};
@@ -31,6 +32,8 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::{LastSeal, Pacing};
+use crate::db::state::storage::Storage;
+use crate::db::write::disk_room::Disk;
 use crate::db::write::submission::FamilyShare;
 use crate::db::write::{disk_room, seal};
 use crate::disk_space::{SpaceState, SpaceUse};
@@ -255,6 +258,16 @@ pub(crate) fn recompute_stall(
     }
 }
 
+/// The owners that a write needs while it waits for background work.
+#[derive(Clone, Copy)]
+pub(crate) struct WaitOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) storage: &'a Storage,
+    pub(crate) observers: &'a Observers,
+    pub(crate) jobs: &'a Jobs,
+    pub(crate) disk: &'a Disk,
+}
+
 /// Notes the room of writers in the pool, if the files are in one, and makes the decisions again
 /// while it is short. Called without locks.
 pub(crate) fn refresh_writer_room(db: &DbInner) {
@@ -286,43 +299,58 @@ pub(crate) fn stall_writer(
             WATCHED | DELAYED if family.credit.take(share.bytes) => {}
             // The pool needs the room that the write frees.
             DELAYED if frees && family.is_slowed_for_pool.load(Ordering::Relaxed) => {
-                delay_freeing_write(db, family, share.bytes, options)?;
+                delay_freeing_write(
+                    &db.context,
+                    &db.observers,
+                    &db.pacing,
+                    family,
+                    share.bytes,
+                    options,
+                )?;
             }
             WATCHED => recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family),
-            _ => stall_on(db, family, share.bytes, options)?,
+            _ => stall_on(db.wait_owners(), &db.pacing, family, share.bytes, options)?,
         }
     }
     Ok(())
 }
 
 #[cold]
-fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
+fn stall_on(
+    owners: WaitOwners<'_>,
+    pacing: &Pacing,
+    family: &Arc<Family>,
+    bytes: u64,
+    options: &WriteOptions,
+) -> Result<()> {
     if options.no_slowdown {
         // The limit on space may be gone without an install, and such a write does not wait for the
         // next decision. For other causes the last decision stands.
-        if is_refused(&db.pacing, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
-            recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+        if is_refused(pacing, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
+            recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
         }
         if !is_slowed(family.throttle.load(Ordering::Relaxed)) {
             return Ok(());
         }
-        if is_refused(&db.pacing, family) {
+        if is_refused(pacing, family) {
             return Err(slowed_down(family));
         }
     }
-    let started = db.context.clock().now_ns();
-    let cause = cause_of(stall_decision(&db.context, &db.observers, &db.pacing, family));
-    let result = hold_writer(db, family, bytes);
-    let waited = db.context.clock().now_ns() - started;
-    db.observers.stats().record(Timer::Stall, waited);
-    db.observers.stats().add(ticker_of(cause), waited);
+    let started = owners.context.clock().now_ns();
+    let cause = cause_of(stall_decision(owners.context, owners.observers, pacing, family));
+    let result = hold_writer(owners, pacing, family, bytes);
+    let waited = owners.context.clock().now_ns() - started;
+    owners.observers.stats().record(Timer::Stall, waited);
+    owners.observers.stats().add(ticker_of(cause), waited);
     result
 }
 
 /// Delays a write that frees space as all causes but the storage pool demand it.
 #[cold]
 fn delay_freeing_write(
-    db: &DbInner,
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
     family: &Family,
     bytes: u64,
     options: &WriteOptions,
@@ -331,7 +359,7 @@ fn delay_freeing_write(
     if rate == u64::MAX {
         return Ok(());
     }
-    let delays = db.pacing.freeing_delays();
+    let delays = pacing.freeing_delays();
     if options.no_slowdown && delays.is_owed() {
         return Err(slowed_down(family));
     }
@@ -339,12 +367,12 @@ fn delay_freeing_write(
     if wait.is_zero() {
         return Ok(());
     }
-    let input = stall_input(&db.context, &db.observers, &db.pacing, family);
-    let started = db.context.clock().now_ns();
-    db.context.clock().sleep(wait);
-    let waited = db.context.clock().now_ns() - started;
-    db.observers.stats().record(Timer::Stall, waited);
-    db.observers.stats().add(ticker_of(cause_of(without_pool(&input))), waited);
+    let input = stall_input(context, observers, pacing, family);
+    let started = context.clock().now_ns();
+    context.clock().sleep(wait);
+    let waited = context.clock().now_ns() - started;
+    observers.stats().record(Timer::Stall, waited);
+    observers.stats().add(ticker_of(cause_of(without_pool(&input))), waited);
     Ok(())
 }
 
@@ -365,89 +393,99 @@ fn is_refused(pacing: &Pacing, family: &Family) -> bool {
     }
 }
 
-fn hold_writer(db: &DbInner, family: &Arc<Family>, bytes: u64) -> Result<()> {
+fn hold_writer(
+    owners: WaitOwners<'_>,
+    pacing: &Pacing,
+    family: &Arc<Family>,
+    bytes: u64,
+) -> Result<()> {
     loop {
         family.check_alive()?;
         match family.throttle.load(Ordering::Relaxed) {
             FREE | WATCHED => return Ok(()),
             DELAYED => {
-                recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+                recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
                 let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
-                let most = db.context.memtable_bytes_max(&family.options) / WATCH_SHARE;
+                let most = owners.context.memtable_bytes_max(&family.options) / WATCH_SHARE;
                 let lot = lot_of(bytes, rate, most);
-                let wait = db.pacing.delays().admit(lot, rate).min(DELAY_MAX);
+                let wait = pacing.delays().admit(lot, rate).min(DELAY_MAX);
                 family.credit.add(lot - bytes);
                 if !wait.is_zero() {
-                    db.pacing.ingest().restart_window();
-                    db.context.clock().sleep(wait);
+                    pacing.ingest().restart_window();
+                    owners.context.clock().sleep(wait);
                 }
                 return Ok(());
             }
             _ => {
                 // Only a test has a function here, and its error must not fail the write.
-                let _ignored = db.context.fault_point("write.waits");
-                wait_for_progress(db, &family.name)?;
+                let _ignored = owners.context.fault_point("write.waits");
+                wait_for_progress(owners, &family.name)?;
             }
         }
-        recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+        recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
     }
 }
 
 /// Waits until a full memtable may be sealed.
 #[cold]
-pub(crate) fn wait_for_memtable(db: &DbInner, cf: CfId, options: &WriteOptions) -> Result<()> {
-    let Some(family) = db.view.family(cf) else { return Ok(()) };
+pub(crate) fn wait_for_memtable(
+    owners: WaitOwners<'_>,
+    view: &ReadView,
+    cf: CfId,
+    options: &WriteOptions,
+) -> Result<()> {
+    let Some(family) = view.family(cf) else { return Ok(()) };
     if options.no_slowdown {
         return Err(Error::busy(format!(
             "all memtables of column family \"{}\" are full and wait for their flush",
             family.name
         )));
     }
-    let started = db.context.clock().now_ns();
+    let started = owners.context.clock().now_ns();
     let mut result = Ok(());
     while result.is_ok() && !seal::may_seal(&family) {
-        result = wait_for_progress(db, &family.name);
+        result = wait_for_progress(owners, &family.name);
     }
-    let waited = db.context.clock().now_ns() - started;
-    db.observers.stats().record(Timer::Stall, waited);
-    db.observers.stats().add(Ticker::StallMemtablesNs, waited);
+    let waited = owners.context.clock().now_ns() - started;
+    owners.observers.stats().record(Timer::Stall, waited);
+    owners.observers.stats().add(Ticker::StallMemtablesNs, waited);
     result
 }
 
 /// Waits once for background work that frees room on a full disk. That is a flush, or for a write
 /// that frees space any running job. Fails if there is nothing to wait for.
 #[cold]
-pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> {
+pub(crate) fn wait_for_room(owners: WaitOwners<'_>, options: &WriteOptions) -> Result<()> {
     let frees = options.space_use == SpaceUse::Frees;
     // The outputs of a compaction take room until its inputs are removed.
-    let is_busy = disk_room::is_flushing(&db.jobs, Order::none())
-        || frees && !db.jobs.lock(Order::none()).running().is_empty();
-    let may_wait =
-        is_busy && db.observers.health().failing().is_none() || disk_room::use_patience(&db.disk);
+    let is_busy = disk_room::is_flushing(owners.jobs, Order::none())
+        || frees && !owners.jobs.lock(Order::none()).running().is_empty();
+    let may_wait = is_busy && owners.observers.health().failing().is_none()
+        || disk_room::use_patience(owners.disk);
     if !may_wait || options.no_slowdown {
-        return Err(disk_room::refuse_for_room(&db.storage, &db.observers, &db.disk));
+        return Err(disk_room::refuse_for_room(owners.storage, owners.observers, owners.disk));
     }
-    if db.context.is_manual() {
+    if owners.context.is_manual() {
         return Err(Error::busy(
             "the disk is full until background work gives room, and in manual mode only \
              `Db::step_background` runs it",
         ));
     }
-    db.context.check_open()?;
-    wait_once(&db.context, &db.observers, &db.jobs);
+    owners.context.check_open()?;
+    wait_once(owners.context, owners.observers, owners.jobs);
     Ok(())
 }
 
 /// Waits once for a flush after which the reserve of a small disk suffices for memory. Fails if
 /// background work fails.
 #[cold]
-pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()> {
-    db.context.check_open()?;
-    db.observers.health().check_writable()?;
-    if let Some(error) = db.observers.health().failing() {
+pub(crate) fn wait_for_flush(owners: WaitOwners<'_>, options: &WriteOptions) -> Result<()> {
+    owners.context.check_open()?;
+    owners.observers.health().check_writable()?;
+    if let Some(error) = owners.observers.health().failing() {
         let what = "the write has to wait for a flush, and background work fails";
         return Err(match error.is_no_space() {
-            true => disk_room::refuse_for_room(&db.storage, &db.observers, &db.disk),
+            true => disk_room::refuse_for_room(owners.storage, owners.observers, owners.disk),
             false => error.context_at(what),
         });
     }
@@ -457,13 +495,13 @@ pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()>
              later",
         ));
     }
-    if db.context.is_manual() {
+    if owners.context.is_manual() {
         return Err(Error::busy(
             "the write has to wait for a flush, and in manual mode only `Db::step_background` runs \
              it",
         ));
     }
-    wait_once(&db.context, &db.observers, &db.jobs);
+    wait_once(owners.context, owners.observers, owners.jobs);
     Ok(())
 }
 
@@ -482,27 +520,27 @@ fn wait_once(context: &Context, observers: &Observers, jobs: &Jobs) {
 
 /// Waits once for background progress. Fails if background work fails, so that a writer gets the
 /// reason instead of hanging.
-fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
-    db.context.check_open()?;
-    db.observers.health().check_writable()?;
-    if let Some(error) = disk_room::full_disk_blocks(&db.storage, &db.disk) {
+fn wait_for_progress(owners: WaitOwners<'_>, family: &str) -> Result<()> {
+    owners.context.check_open()?;
+    owners.observers.health().check_writable()?;
+    if let Some(error) = disk_room::full_disk_blocks(owners.storage, owners.disk) {
         return Err(error);
     }
-    if let Some(error) = db.observers.health().failing() {
+    if let Some(error) = owners.observers.health().failing() {
         return Err(error.context_at(format!(
             "the write has to wait for background work of column family \"{family}\", which \
              fails"
         )));
     }
-    if db.context.is_manual() {
+    if owners.context.is_manual() {
         return Err(Error::busy(
             "the write has to wait for background work, and in manual mode only \
              `Db::step_background` runs it",
         ));
     }
-    db.jobs.wake();
-    let mut state = db.jobs.lock(Order::none());
-    db.jobs.wait_for_progress(&mut state, WAIT_MAX);
+    owners.jobs.wake();
+    let mut state = owners.jobs.lock(Order::none());
+    owners.jobs.wait_for_progress(&mut state, WAIT_MAX);
     Ok(())
 }
 

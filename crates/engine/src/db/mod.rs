@@ -52,6 +52,7 @@ use background::scheduler::Workers;
 pub(crate) use inner::DbInner;
 use lifecycle::open;
 pub use lifecycle::open::Components;
+pub(crate) use read::Reader;
 pub use read::get::ValueEntry;
 pub use read::key_estimate::KeyEstimate;
 pub(crate) use read::newest::{Since, newest_record, range_has_newer};

@@ -89,7 +89,7 @@ impl Db {
         if self.latest_seq_of_all() <= watch.read.as_of {
             return Ok(false);
         }
-        key_has_changed(&self.inner, &watch.cf.family, &watch.key, &watch.read)
+        key_has_changed(self.inner.reader(), &watch.cf.family, &watch.key, &watch.read)
     }
 
     /// Whether a write with a sequence number after `seq` has changed `key`, as far as its records

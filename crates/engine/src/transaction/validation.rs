@@ -27,7 +27,8 @@ use archipelago_base::{CfId, Error, Result, SeqNo};
 
 use crate::concurrency::Conflict;
 use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
-use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer, write};
+use crate::db::write::{self, WritePath};
+use crate::db::{CommitState, DbInner, Family, Reader, Since, newest_record, range_has_newer};
 use crate::lock_order::Order;
 use crate::options::WriteOptions;
 use crate::wal::WriteBatch;
@@ -37,14 +38,14 @@ const ROUNDS_MAX: usize = 4;
 
 /// Whether `key` has changed since the read that `read` describes.
 pub(super) fn key_has_changed(
-    inner: &DbInner,
+    reader: Reader<'_>,
     family: &Family,
     key: &[u8],
     read: &KeyRead,
 ) -> Result<bool> {
     match read.exactly {
-        Some(seq) => Ok(newest_record(inner.reader(), family, key, Since::Ever)? != Some(seq)),
-        None => Ok(newest_record(inner.reader(), family, key, Since::After(read.as_of))?.is_some()),
+        Some(seq) => Ok(newest_record(reader, family, key, Since::Ever)? != Some(seq)),
+        None => Ok(newest_record(reader, family, key, Since::After(read.as_of))?.is_some()),
     }
 }
 
@@ -56,10 +57,10 @@ pub(super) fn commit(
     options: &WriteOptions,
 ) -> Result<SeqNo> {
     if batch.is_empty() {
-        return check_alone(inner, footprint);
+        return check_alone(inner.reader(), &inner.writes, footprint);
     }
     write::commit_batch(inner, batch, options, |write| {
-        check(inner, footprint, |check| {
+        check(inner.reader(), &inner.writes, footprint, |check| {
             let may_commit = |state: &mut CommitState| check.under_lock(state);
             let committed = inner.writes.committer().commit_if(inner, write, may_commit);
             committed
@@ -69,21 +70,23 @@ pub(super) fn commit(
 }
 
 /// Checks a transaction that writes nothing. Returns the last sequence number at the check.
-fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
-    inner.context.check_open()?;
-    check(inner, footprint, |check| {
-        let mut state = inner.writes.committer().lock(Order::none());
+fn check_alone(reader: Reader<'_>, writes: &WritePath, footprint: &Footprint) -> Result<SeqNo> {
+    reader.context.check_open()?;
+    check(reader, writes, footprint, |check| {
+        let mut state = writes.committer().lock(Order::none());
         Ok(check.under_lock(&mut state).then_some(state.last_seq()))
     })
 }
 
 /// Calls `attempt`, which runs the check under the commit lock, until it has an outcome.
 fn check<T>(
-    inner: &DbInner,
+    reader: Reader<'_>,
+    writes: &WritePath,
     footprint: &Footprint,
     mut attempt: impl FnMut(&mut Check<'_>) -> Result<Option<T>>,
 ) -> Result<T> {
-    let mut check = Check { inner, footprint, observer: None, through: SeqNo::ZERO, refusal: None };
+    let mut check =
+        Check { reader, writes, footprint, observer: None, through: SeqNo::ZERO, refusal: None };
     for _ in 0..=ROUNDS_MAX {
         if let Some(outcome) = attempt(&mut check)? {
             return Ok(outcome);
@@ -92,7 +95,7 @@ fn check<T>(
             return Err(refusal);
         }
         check.without_lock()?;
-        inner.context.fault_point("transaction.checked")?;
+        reader.context.fault_point("transaction.checked")?;
     }
     Err(Conflict::Overrun.error(
         "so much was written while the transaction was checked that the check could not end: run \
@@ -102,7 +105,8 @@ fn check<T>(
 
 /// A check that is in progress.
 struct Check<'a> {
-    inner: &'a DbInner,
+    reader: Reader<'a>,
+    writes: &'a WritePath,
     footprint: &'a Footprint,
     /// Position of the registered observer.
     observer: Option<u64>,
@@ -115,7 +119,7 @@ struct Check<'a> {
 impl Drop for Check<'_> {
     fn drop(&mut self) {
         if let Some(position) = self.observer.take() {
-            self.inner.writes.committer().lock(Order::none()).recent_mut().end(position);
+            self.writes.committer().lock(Order::none()).recent_mut().end(position);
         }
     }
 }
@@ -163,7 +167,7 @@ impl Check<'_> {
         if let Some(gone) = families.find(|&cf| state.active_of(cf).is_none()) {
             return Some(dropped(gone));
         }
-        let has_expired = self.footprint.has_expired(|| self.inner.context.clock().unix_ms());
+        let has_expired = self.footprint.has_expired(|| self.reader.context.clock().unix_ms());
         has_expired.then(|| {
             Conflict::Expired.error(
                 "a value that the transaction read has expired: roll back and run the \
@@ -174,17 +178,17 @@ impl Check<'_> {
 
     /// Step 2: checks the keys and ranges that were read, without the commit lock.
     fn without_lock(&self) -> Result<()> {
-        self.inner.view.publication().wait(self.through.0);
+        self.reader.view.publication().wait(self.through.0);
         for (cf, notes) in self.footprint.families() {
-            let family = self.inner.view.family(cf).ok_or_else(|| dropped(cf))?;
+            let family = self.reader.view.family(cf).ok_or_else(|| dropped(cf))?;
             for (key, read) in &notes.keys {
-                if key_has_changed(self.inner, &family, key, read)? {
+                if key_has_changed(self.reader, &family, key, read)? {
                     let touch = Touch { cf, start: key, end: None };
                     return Err(self.changed(touch, Touched::Key));
                 }
             }
             for range in notes.ranges.iter() {
-                if range_has_newer(self.inner.reader(), &family, &range, notes.ranges_as_of)? {
+                if range_has_newer(self.reader, &family, &range, notes.ranges_as_of)? {
                     let touch = Touch { cf, start: &range.start, end: None };
                     return Err(self.changed(touch, Touched::Range));
                 }
@@ -194,7 +198,7 @@ impl Check<'_> {
     }
 
     fn changed(&self, touch: Touch<'_>, touched: Touched) -> Error {
-        let name = self.inner.view.family(touch.cf).map_or_else(String::new, |of| of.name.clone());
+        let name = self.reader.view.family(touch.cf).map_or_else(String::new, |of| of.name.clone());
         let key = touch.start.escape_ascii();
         match touched {
             Touched::Key => Conflict::Key.error(format!(

@@ -392,7 +392,11 @@ impl Db {
         scheduler::wait_until_idle(&self.inner)?;
         // A waiter makes all flushes due and keeps shards from leaving. A pass may take minutes.
         drop(waiting);
-        scheduler::wait_for_warm_passes(&self.inner)
+        scheduler::wait_for_warm_passes(
+            &self.inner.context,
+            &self.inner.jobs,
+            &self.inner.warm_passes,
+        )
     }
 
     /// Brings a database that was opened read only to the state that its writer has reached. Every

@@ -212,7 +212,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
                 };
             drop(task);
             if let Some(pass) = warm_pass {
-                pass.start(db);
+                pass.start(&db.storage, db.reader(), &db.warm_passes);
             }
             scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
             wish.check_cancelled()?;

@@ -26,7 +26,8 @@ use crate::db::background::warm_outputs::{self, WarmPass};
 use crate::db::background::warm_plan::WarmPlan;
 use crate::db::background::{compaction_pick, job_specs, space};
 use crate::db::inner::DbInner;
-use crate::db::state::jobs::JobState;
+use crate::db::read::ReadView;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::Storage;
@@ -77,7 +78,7 @@ pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Compac
     });
     // A caller that waits for background work must not find the time between the two idle.
     let warm_pass = match (&written, plan) {
-        (Ok(files), Some(plan)) => WarmPass::new(db, task, files, plan),
+        (Ok(files), Some(plan)) => WarmPass::new(&db.context, &db.warm_passes, task, files, plan),
         _ => None,
     };
     end_compaction(db, task);
@@ -134,7 +135,7 @@ fn compact_and_install(
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
     if has(Defect::EntriesAheadOfTheirEdit) {
-        install_entries_early(db, task, &compacted.output)?;
+        install_entries_early(&db.storage, &db.jobs, &db.view, task, &compacted.output)?;
     }
     *plan = warm_outputs::plan(&db.jobs, &db.warm_passes, task);
     let installed = db
@@ -281,7 +282,14 @@ fn install_compaction(
         if let Some(share) = share {
             state.space_mut(cf).set_shadow_share(share);
         }
-        space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
+        space::note_install(
+            &db.context,
+            &db.storage,
+            &db.view,
+            &mut state,
+            family,
+            Some(SpaceEvent::GarbageFound),
+        );
         if let Some(compacted) = compacted {
             measure_l0(&db.pacing, &state, pick, &compacted.output);
         }
@@ -331,12 +339,18 @@ fn add_invalid_files(edit: &mut VersionEdit, version: &Version, output: &JobOutp
 
 /// Makes entries visible before they are true. Only [`Defect::EntriesAheadOfTheirEdit`] does so.
 #[cold]
-fn install_entries_early(db: &DbInner, task: &CompactionTask, output: &JobOutput) -> Result<()> {
+fn install_entries_early(
+    storage: &Storage,
+    jobs: &Jobs,
+    view: &ReadView,
+    task: &CompactionTask,
+    output: &JobOutput,
+) -> Result<()> {
     let mut edit = VersionEdit::new();
     add_invalid_files(&mut edit, &task.version, output);
-    let mut manifest = db.storage.lock_manifest(Order::none());
+    let mut manifest = storage.lock_manifest(Order::none());
     let built = manifest.apply(edit)?;
-    db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+    view.republish_built(&mut jobs.lock(manifest.order()), built);
     Ok(())
 }
 

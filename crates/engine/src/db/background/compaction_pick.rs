@@ -125,13 +125,13 @@ pub(crate) fn start_compaction(
 
 /// Number of compactions that may run in parallel now: see [`compaction_jobs`]. While a caller
 /// waits for the end of background work, all jobs may be compactions.
-pub(crate) fn compactions_max(db: &DbInner) -> usize {
-    let jobs = db.context.options().max_background_jobs;
-    if db.jobs.is_awaited() {
-        return jobs;
+pub(crate) fn compactions_max(context: &Context, pacing: &Pacing, jobs: &Jobs) -> usize {
+    let jobs_max = context.options().max_background_jobs;
+    if jobs.is_awaited() {
+        return jobs_max;
     }
-    let last = db.pacing.last_seal(db.context.clock().now_ns());
-    compaction_jobs(jobs, last.since_ns, last.interval_ns)
+    let last = pacing.last_seal(context.clock().now_ns());
+    compaction_jobs(jobs_max, last.since_ns, last.interval_ns)
 }
 
 /// Whether memtables are sealed one after another, so that a compaction may wait for more input. It
@@ -149,7 +149,7 @@ pub(crate) fn next_compaction(
     slot: JobSlot,
 ) -> Option<CompactionTask> {
     let mut running = state.running().compactions();
-    let mut jobs_max = compactions_max(db);
+    let mut jobs_max = compactions_max(&db.context, &db.pacing, &db.jobs);
     // Compactions in places of the executor have a limit of their own.
     jobs_max += match slot {
         JobSlot::Own => state.running().count_extra(JobKind::Compaction),
@@ -185,7 +185,8 @@ pub(crate) fn next_compaction(
 /// Whether a compaction of the family could start now, if a job were free and running jobs had
 /// given back their room on the disk. No job of the family may run.
 pub(crate) fn can_compact(
-    db: &DbInner,
+    disk: &Disk,
+    view: &ReadView,
     state: &JobState,
     basis: &PickBasis,
     family: &Family,
@@ -197,7 +198,7 @@ pub(crate) fn can_compact(
         return true;
     }
     let candidates = Candidates { versions: &versions, common, room: basis.room };
-    pick_that_fits(&db.disk, &db.view, &candidates).pick.is_some()
+    pick_that_fits(disk, view, &candidates).pick.is_some()
 }
 
 /// Result of [`pick_that_fits`].

@@ -281,7 +281,7 @@ impl DueInput {
         if is_hurried {
             return None;
         }
-        let staying = staying::staying_now(db, state, away);
+        let staying = staying::staying_now(db.reader(), &db.writes, state, away);
         // Memtables that must leave because memory is short leave at full speed.
         away.note_hurry(staying < away.staying());
         let budget = db.context.budget();

@@ -336,7 +336,7 @@ fn write_shards(
         }
     };
     let run = parallel_job::ParallelRun { kind: JobPriority::Normal, cancel, threads };
-    let ended = parallel_job::run_parallel(db, run, works, sync, publish);
+    let ended = parallel_job::run_parallel(&db.context, &db.jobs, run, works, sync, publish);
     let (mut outputs, failed) = ended.into_parts();
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     let Some(error) = failed else {
@@ -498,7 +498,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         if let Some(away) = db.context.away() {
             away.retire(retired);
         }
-        space::note_flush(db, &mut state, family, output);
+        space::note_flush(&db.context, &db.storage, &db.view, &mut state, family, output);
         (floor, is_of_nodes)
     };
     log_segments::drop_logs_below(db, floor);

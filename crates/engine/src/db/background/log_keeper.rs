@@ -18,8 +18,10 @@
 
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
+use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
 use crate::db::write::log_ahead::LogWork;
+use crate::db::write::log_segments::LogSegments;
 use crate::db::write::{disk_room, log_segments};
 use crate::file_meta::log_name;
 use crate::wal::PreparedSegment;
@@ -45,7 +47,7 @@ pub(crate) fn keep_log(db: &DbInner) {
             continue;
         }
         if wants_segment {
-            prepare_segment(db);
+            prepare_segment(&db.context, &db.storage, &db.logs);
         }
         if wants_room {
             disk_room::refresh_free_room(db);
@@ -54,16 +56,16 @@ pub(crate) fn keep_log(db: &DbInner) {
 }
 
 /// Creates the next segment.
-fn prepare_segment(db: &DbInner) {
-    let (fs, no) = (db.storage.fs(), db.storage.file_numbers().allocate());
-    let path = db.storage.path_of(&log_name(no));
-    let bytes = db.context.options().wal_segment_bytes;
-    match PreparedSegment::create(&**fs, &path, no, bytes, db.context.unique_seed()) {
-        Ok(segment) => db.logs.ahead().put_prepared(segment),
+fn prepare_segment(context: &Context, storage: &Storage, logs: &LogSegments) {
+    let (fs, no) = (storage.fs(), storage.file_numbers().allocate());
+    let path = storage.path_of(&log_name(no));
+    let bytes = context.options().wal_segment_bytes;
+    match PreparedSegment::create(&**fs, &path, no, bytes, context.unique_seed()) {
+        Ok(segment) => logs.ahead().put_prepared(segment),
         // The log goes on in the open segment meanwhile.
         Err(error) => {
             tracing::warn!(%error, "the next log segment could not be prepared yet");
-            db.logs.ahead().note_unprepared(db.context.clock().now_ns());
+            logs.ahead().note_unprepared(context.clock().now_ns());
         }
     }
 }

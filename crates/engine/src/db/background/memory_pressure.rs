@@ -44,9 +44,11 @@ use std::time::Duration;
 use crate::cache::PRESSED_SHARE;
 use crate::db::background::compaction_pick;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::memtable::ShardHome;
-use crate::db::write::{seal, stalling};
+use crate::db::write::{WritePath, seal, stalling};
 use crate::lock_order::Order;
 
 /// Divisor of the budget: active memtables together keep at least this share of it.
@@ -79,13 +81,13 @@ pub(crate) struct MemoryUse {
 
 impl MemoryUse {
     /// The present use of a database.
-    pub(crate) fn of(db: &DbInner) -> Self {
+    pub(crate) fn of(context: &Context, view: &ReadView, writes: &WritePath) -> Self {
         Self {
-            used_bytes: db.context.budget().total_bytes(),
-            limit_bytes: db.context.budget().limit_bytes(),
-            spare_bytes: db.writes.slabs().free_bytes(),
-            cached_bytes: db.view.cache().usage_bytes(),
-            cache_capacity_bytes: db.view.cache().capacity_bytes(),
+            used_bytes: context.budget().total_bytes(),
+            limit_bytes: context.budget().limit_bytes(),
+            spare_bytes: writes.slabs().free_bytes(),
+            cached_bytes: view.cache().usage_bytes(),
+            cache_capacity_bytes: view.cache().capacity_bytes(),
         }
     }
 }
@@ -187,7 +189,7 @@ pub(crate) fn relieve_pressure(db: &DbInner) {
     {
         db.writes.slabs().trim();
     }
-    match relief(&MemoryUse::of(db)) {
+    match relief(&MemoryUse::of(&db.context, &db.view, &db.writes)) {
         Relief::Relax => return db.view.cache().relax(),
         Relief::Shrink { cache_bytes, seal_bytes } => {
             db.writes.slabs().trim();

@@ -23,8 +23,11 @@ use archipelago_base::CfId;
 use crate::bucket::BucketMap;
 use crate::db::background::{due, rebalance};
 use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::memtable::Memtable;
+use crate::db::state::observers::Observers;
+use crate::db::write::log_segments::LogSegments;
 use crate::remote::{ActiveShard, ShardId};
 
 /// Smallest expected image, in bytes, that is offered. Smaller ones have few complete slabs.
@@ -60,7 +63,10 @@ pub(crate) fn offer_active(db: &DbInner, cf: CfId, last: &Memtable) {
     let active = Arc::clone(&family.current.load().active);
     // A memtable that stays after its seal would hold the room at a node for a long time.
     let stays = link.staying_now() > 0 || link.wholly_due().contains(&cf);
-    if room.image_bytes_max == 0 || stays || !may_rest(db, &family, &active) {
+    if room.image_bytes_max == 0
+        || stays
+        || !may_rest(&db.context, &db.observers, &db.logs, &family, &active)
+    {
         return;
     }
     if !have_same_keys(&active.map, &last.map) || !active.begin_offer() {
@@ -82,10 +88,16 @@ pub(crate) fn offer_active(db: &DbInner, cf: CfId, last: &Memtable) {
 }
 
 /// Whether the shards of an active memtable can probably leave when it is sealed.
-fn may_rest(db: &DbInner, family: &Family, active: &Memtable) -> bool {
+fn may_rest(
+    context: &Context,
+    observers: &Observers,
+    logs: &LogSegments,
+    family: &Family,
+    active: &Memtable,
+) -> bool {
     let cuts_map =
-        active.map.epoch().0 == 0 && rebalance::buckets_initial(&db.context, &family.options) > 1;
-    let is_writable = !db.logs.must_leave() && !db.observers.health().is_read_only();
+        active.map.epoch().0 == 0 && rebalance::buckets_initial(context, &family.options) > 1;
+    let is_writable = !logs.must_leave() && !observers.health().is_read_only();
     is_writable && !cuts_map && !active.has_unlogged()
 }
 

@@ -26,8 +26,9 @@ use archipelago_base::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::border::contained;
-use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::job_threads::{JobPriority, JobThreads};
+use crate::db::state::jobs::Jobs;
 use crate::job::{Cancel, JobOutput};
 
 /// A part of a job.
@@ -174,7 +175,8 @@ pub(crate) struct ParallelRun {
 /// the output of every work that has succeeded, between its own works and while it waits. The job
 /// fails if `first` or `each` fails.
 pub(crate) fn run_parallel(
-    db: &DbInner,
+    context: &Context,
+    jobs: &Jobs,
     run: ParallelRun,
     works: Vec<SizedWork>,
     first: impl FnOnce() -> Result<()>,
@@ -194,9 +196,9 @@ pub(crate) fn run_parallel(
     });
     let threads = threads.clamp(1, count.max(1));
     let helpers = match kind {
-        _ if db.context.is_manual() => 0,
-        JobPriority::Normal => group.call(db.jobs.threads(), kind, threads - 1),
-        JobPriority::Low => group.call(db.jobs.threads(), kind, threads),
+        _ if context.is_manual() => 0,
+        JobPriority::Normal => group.call(jobs.threads(), kind, threads - 1),
+        JobPriority::Low => group.call(jobs.threads(), kind, threads),
     };
     // An error of `first` is only noted, because the call must wait for the helping threads.
     if let Err(error) = contained("a part of a job", first) {

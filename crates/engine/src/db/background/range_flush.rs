@@ -32,7 +32,7 @@ use crate::db::background::send;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::JobState;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::running_jobs::{JobSlot, RunningKind};
 use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
@@ -77,7 +77,7 @@ pub(crate) fn next_range_flush(
     let families = families.into_iter().filter_map(|cf| db.view.family(cf));
     let mut offers: Vec<Offer> = Vec::new();
     for family in families {
-        offers.extend(offers_of(db, state, &family, input.as_ref()));
+        offers.extend(offers_of(&db.context, &db.jobs, state, &family, input.as_ref()));
     }
     let ranges: Vec<DueRange> = offers.iter().map(|offer| offer.range).collect();
     let due = match &input {
@@ -138,13 +138,14 @@ fn note_due_sends(context: &Context, state: &JobState, input: Option<&DueInput>)
 
 /// The flushes of a family that could begin. Without `input` everything is due.
 fn offers_of(
-    db: &DbInner,
+    context: &Context,
+    jobs: &Jobs,
     state: &JobState,
     family: &Arc<Family>,
     input: Option<&DueInput>,
 ) -> Vec<Offer> {
     let Some(tracker) = state.flushes().get(&family.id) else { return Vec::new() };
-    let has_lost = db.context.away().is_some_and(|away| away.has_lost());
+    let has_lost = context.away().is_some_and(|away| away.has_lost());
     let states: Vec<_> =
         tracker.queue().iter().map(|sealed| flush::states_for_flush(sealed, has_lost)).collect();
     let figures = figures_of(family, tracker, input);
@@ -167,8 +168,8 @@ fn offers_of(
             figures,
         })
         .collect();
-    let full_bytes = db.context.memtable_bytes_max(&family.options);
-    let runs_away = db.jobs.executor().room(JobKind::Flush) > 0 && !state.is_planning_for_here();
+    let full_bytes = context.memtable_bytes_max(&family.options);
+    let runs_away = jobs.executor().room(JobKind::Flush) > 0 && !state.is_planning_for_here();
     let version = Arc::clone(&family.current.load().version);
     let bounds = JoinBounds {
         map: version.map(),

@@ -54,7 +54,7 @@ use crate::db::state::memtable::{SealedInfo, ShardHome};
 use crate::db::state::running_jobs::RunningKind;
 use crate::db::state::sealed::{FlushTracker, ShardState};
 use crate::db::state::storage::Storage;
-use crate::db::write::{self, log_segments, stalling};
+use crate::db::write::{self, WritePath, log_segments, stalling};
 use crate::key::Kind;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
@@ -122,16 +122,17 @@ fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
 
 /// The next lost shards, marked as running.
 pub(crate) fn next_rebuild(
-    db: &DbInner,
+    context: &Context,
+    view: &ReadView,
     state: &mut JobState,
     memory: RebuildMemory,
 ) -> Option<RebuildTask> {
-    let link = db.context.away()?;
+    let link = context.away()?;
     if !link.has_lost() || state.running().has(RunningKind::is_rebuild) {
         return None;
     }
     let mut lost = Vec::new();
-    let is_over = db.context.budget().pressure() == Pressure::Over;
+    let is_over = context.budget().pressure() == Pressure::Over;
     let mut room = match memory {
         RebuildMemory::Bounded => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over },
         RebuildMemory::ByJob => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over: false },
@@ -142,9 +143,9 @@ pub(crate) fn next_rebuild(
             link.forget_lost(away.id());
             continue;
         }
-        match find(&db.view, state, &away) {
+        match find(view, state, &away) {
             Found::Pending(family, memtable) => {
-                let size = db.context.memtable_bytes_max(&family.options);
+                let size = context.memtable_bytes_max(&family.options);
                 room.bytes_max = room.bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
                 if lost.is_empty() && memory == RebuildMemory::Bounded {
                     room.held_bytes = held_bytes(state, memtable.id);
@@ -266,7 +267,7 @@ fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>])
         |error: &Error| matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
     let mut reads = 1;
     let shards = loop {
-        let shards = read_shards(db, task, oldest);
+        let shards = read_shards(&db.context, &db.storage, &db.writes, task, oldest);
         let failed = shards.iter().find_map(|shard| shard.as_ref().err());
         match failed {
             Some(error) if !is_damage(error) => return Err(error.clone()),
@@ -299,14 +300,16 @@ fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>])
 /// Reads the log once, from segment `oldest` on. Returns each shard that the log has in full, even
 /// if the log cannot be read to its end, and an error for each other shard.
 fn read_shards(
-    db: &DbInner,
+    context: &Context,
+    storage: &Storage,
+    writes: &WritePath,
     task: &RebuildTask,
     oldest: Option<FileNo>,
 ) -> Vec<Result<Arc<Shard>>> {
-    let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
+    let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(writes.slab_pool())).collect();
     let mut replay = LostReplay::new(&task.lost, &shards);
     let read = match oldest.filter(|_| replay.missing > 0) {
-        Some(oldest) => read_log(&db.context, &db.storage, oldest, &mut replay),
+        Some(oldest) => read_log(context, storage, oldest, &mut replay),
         None => Ok(()),
     };
     let finished = |(lost, shard): (&LostShard, Arc<Shard>)| {
@@ -473,7 +476,7 @@ pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
     let mut ended = Ok(());
     loop {
         let mut state = db.jobs.lock(Order::none());
-        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        let task = next_rebuild(&db.context, &db.view, &mut state, RebuildMemory::ByJob);
         drop(state);
         let Some(task) = task else { return ended };
         match run_rebuild_task(db, &task) {
@@ -510,7 +513,7 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
             }
         }
         let mut state = db.jobs.lock(Order::none());
-        let task = next_rebuild(db, &mut state, RebuildMemory::ByJob);
+        let task = next_rebuild(&db.context, &db.view, &mut state, RebuildMemory::ByJob);
         drop(state);
         if let Some(task) = task {
             run_rebuild_task(db, &task)?;

@@ -45,7 +45,7 @@ use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
 use crate::db::background::taken::FetchRefused;
-use crate::db::background::warm_outputs::{self, WarmPass};
+use crate::db::background::warm_outputs::{self, WarmPass, WarmPasses};
 use crate::db::background::{
     kept_shards, leave_log, log_keeper, memory_pressure, offer, space, space_idle, sweep,
 };
@@ -223,7 +223,7 @@ impl Workers {
 /// Runs one step of background work. Returns `false` if there was nothing to do.
 pub(crate) fn step(db: &DbInner) -> Result<bool> {
     disk_room::tend_disk(db);
-    sweep::tend_numbers(db);
+    sweep::tend_numbers(&db.context, &db.storage, &db.observers);
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
     let due = leave_log::is_due_to_leave(
@@ -398,7 +398,7 @@ fn keep_bounds(db: &DbInner) {
     kept_shards::keep_for_readers(&db.context, &db.observers);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     disk_room::tend_disk(db);
-    sweep::tend_numbers(db);
+    sweep::tend_numbers(&db.context, &db.storage, &db.observers);
 }
 
 /// Whether the pause after a failure is not over.
@@ -491,7 +491,7 @@ fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Task> {
     // memory.
     let is_flushing = !db.logs.must_leave() && !db.observers.health().is_read_only();
     let memory = if is_flushing { RebuildMemory::Bounded } else { RebuildMemory::ByJob };
-    rebuild::next_rebuild(db, state, memory).map(Task::Rebuild)
+    rebuild::next_rebuild(&db.context, &db.view, state, memory).map(Task::Rebuild)
 }
 
 /// The next task of a worker, marked as running.
@@ -514,7 +514,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(send) = send::next_send(db, state) {
         return Some(Task::Send(send));
     }
-    space::note_snapshots(db, state);
+    space::note_snapshots(&db.context, &db.storage, &db.view, state);
     if let Some(compaction) = take_compaction(db, state, JobSlot::Own) {
         return Some(compaction);
     }
@@ -564,7 +564,7 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
             disk_room::return_room(&db.disk, task.room_bytes);
             true
         }
-        None => invalid::is_merge_due(db, state) || gc::is_gc_due(db, state),
+        None => invalid::is_merge_due(&db.context, &db.view, state) || gc::is_gc_due(db, state),
     }
 }
 
@@ -577,7 +577,7 @@ fn run_and_release(db: &DbInner, task: Task) -> Result<()> {
     // The task holds the version that it was picked from, and so the files that it replaced.
     drop(task);
     if let Some(pass) = warm_pass {
-        pass.start(db);
+        pass.start(&db.storage, db.reader(), &db.warm_passes);
     }
     result
 }
@@ -768,11 +768,15 @@ pub(crate) fn wait_until_idle(db: &DbInner) -> Result<()> {
 }
 
 /// Waits until no warm pass waits or runs.
-pub(crate) fn wait_for_warm_passes(db: &DbInner) -> Result<()> {
-    let mut state = db.jobs.lock(Order::none());
-    while db.warm_passes.has_any() {
-        db.context.check_open()?;
-        db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
+pub(crate) fn wait_for_warm_passes(
+    context: &Context,
+    jobs: &Jobs,
+    warm_passes: &WarmPasses,
+) -> Result<()> {
+    let mut state = jobs.lock(Order::none());
+    while warm_passes.has_any() {
+        context.check_open()?;
+        jobs.wait_for_progress(&mut state, Duration::from_millis(20));
     }
     Ok(())
 }

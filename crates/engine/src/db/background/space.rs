@@ -32,10 +32,11 @@ use archipelago_base::{CfId, SeqNo};
 use archipelago_env::FileClass;
 
 use crate::compaction::pick::SpaceDemand;
-use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{FamilySpace, SpaceView};
-use crate::db::state::jobs::JobState;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::storage::Storage;
 use crate::file_meta::FileMeta;
 use crate::gc::hidden::{HiddenInput, ShadowShare, hidden_garbage};
@@ -52,17 +53,26 @@ use crate::version::{LAST_LEVEL, Version};
 /// Examines the space of a family after an install. `event` says whether the install may have put
 /// garbage over the bound in one step.
 pub(crate) fn note_install(
-    db: &DbInner,
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
     state: &mut JobState,
     family: &Family,
     event: Option<SpaceEvent>,
 ) {
-    examine(db, state, family, event.map(SpaceStep::Event));
+    examine(context, storage, view, state, family, event.map(SpaceStep::Event));
 }
 
 /// Examines the space of a family after the install of a flush.
-pub(crate) fn note_flush(db: &DbInner, state: &mut JobState, family: &Family, output: &JobOutput) {
-    examine(db, state, family, Some(flush_step(output)));
+pub(crate) fn note_flush(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    state: &mut JobState,
+    family: &Family,
+    output: &JobOutput,
+) {
+    examine(context, storage, view, state, family, Some(flush_step(output)));
 }
 
 /// A step that may have put garbage over the bound.
@@ -99,7 +109,14 @@ impl SpaceStep {
     }
 }
 
-fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<SpaceStep>) {
+fn examine(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    state: &mut JobState,
+    family: &Family,
+    step: Option<SpaceStep>,
+) {
     let version = Arc::clone(&family.current.load().version);
     if version.values().is_empty() {
         if state.has_space(family.id) {
@@ -110,12 +127,12 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
         return;
     }
     let space = state.space_mut(family.id);
-    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let (snapshots, visible) = view.snapshots().list(|| view.visible());
     let before = space.view().copied();
     let kept = space.take_kept_margin();
     let readers = Readers { snapshots: &snapshots, visible };
-    let mut view = look(&db.storage, family, &version, space, readers);
-    if let Some((plan, after)) = view.bound {
+    let mut space_view = look(storage, family, &version, space, readers);
+    if let Some((plan, after)) = space_view.bound {
         let known = before.and_then(|view| view.bound);
         // An event takes no more than this from a margin that an earlier open has kept, so that
         // restarts give no room to writers that the bound has stopped.
@@ -123,28 +140,28 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
         // Without a known earlier state, this is the first examination since the open, or since
         // the family has had value files again.
         let step = if known.is_some() { step } else { Some(SpaceStep::Event(SpaceEvent::Opened)) };
-        let event = step.map(|step| step.event(before.as_ref(), &view));
+        let event = step.map(|step| step.event(before.as_ref(), &space_view));
         let (event, own_bytes) = (event.map(|(event, _)| event), event.map_or(0, |(_, own)| own));
         space.debt_mut().settle(&SpaceChange { before: had, after, event, own_bytes });
-        view.bound = Some((plan, margin(family, &view.usage, space)));
+        space_view.bound = Some((plan, margin(family, &space_view.usage, space)));
     }
-    let demand = view.bound.map(|(plan, margin)| SpaceDemand {
+    let demand = space_view.bound.map(|(plan, margin)| SpaceDemand {
         cf: family.id,
-        urgency: plan.hidden_urgency(view.usage.hidden_bytes, view.usage.live_bytes()),
-        shadow_share: view.shadow_share,
+        urgency: plan.hidden_urgency(space_view.usage.hidden_bytes, space_view.usage.live_bytes()),
+        shadow_share: space_view.shadow_share,
         is_pressed: margin.is_pressed(),
         turn: None,
     });
-    space.set_view(view, demand);
+    space.set_view(space_view, demand);
     set_gauge(family, space);
-    if let Some((_, margin)) = view.bound {
-        let pinned = db.storage.trash().pinned();
+    if let Some((_, margin)) = space_view.bound {
+        let pinned = storage.trash().pinned();
         let oldest = snapshots.first().copied();
         let allowance_bytes = margin.allowance_bytes;
         let warning = pinned_warning(&pinned, allowance_bytes, oldest)
-            .or_else(|| kept_warning(view.hidden.kept_bytes, allowance_bytes, oldest));
+            .or_else(|| kept_warning(space_view.hidden.kept_bytes, allowance_bytes, oldest));
         if let Some(warning) = warning
-            && space.may_warn(db.context.clock().now_ns())
+            && space.may_warn(context.clock().now_ns())
         {
             tracing::warn!(family = family.name.as_str(), "{warning}");
         }
@@ -196,9 +213,15 @@ fn kept_warning(
 }
 
 /// Examines the space of every family.
-pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEvent>) {
-    for family in db.view.live_families() {
-        note_install(db, state, &family, event);
+pub(crate) fn note_all(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    state: &mut JobState,
+    event: Option<SpaceEvent>,
+) {
+    for family in view.live_families() {
+        note_install(context, storage, view, state, &family, event);
     }
 }
 
@@ -293,13 +316,18 @@ fn flush_step(output: &JobOutput) -> SpaceStep {
 
 /// Examines every family again if the oldest snapshot was released, because records that it kept
 /// are garbage now.
-pub(crate) fn note_snapshots(db: &DbInner, state: &mut JobState) {
+pub(crate) fn note_snapshots(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    state: &mut JobState,
+) {
     if !state.has_any_space() {
         return;
     }
-    let (snapshots, _) = db.view.snapshots().list(|| db.view.visible());
+    let (snapshots, _) = view.snapshots().list(|| view.visible());
     if state.has_new_oldest_snapshot(snapshots.first().copied()) {
-        note_all(db, state, Some(SpaceEvent::SnapshotReleased));
+        note_all(context, storage, view, state, Some(SpaceEvent::SnapshotReleased));
     }
 }
 
@@ -354,10 +382,10 @@ fn ended(kept: SpaceFigures) -> Option<SpaceFigures> {
 
 /// Takes over what earlier opens of the database kept of the space of each family. A family whose
 /// value files are all gone begins without figures, because the bound has no effect on it.
-pub(crate) fn restore_figures(db: &DbInner) {
-    let manifest = db.storage.lock_manifest(Order::none());
-    let mut state = db.jobs.lock(manifest.order());
-    for family in db.view.live_families() {
+pub(crate) fn restore_figures(storage: &Storage, jobs: &Jobs, view: &ReadView) {
+    let manifest = storage.lock_manifest(Order::none());
+    let mut state = jobs.lock(manifest.order());
+    for family in view.live_families() {
         if family.current.load().version.values().is_empty() {
             continue;
         }

@@ -97,7 +97,7 @@ impl Examination<'_> {
 /// tables.
 fn has_work(db: &DbInner, state: &mut JobState, family: &Family, shared: &SharedState) -> bool {
     if gc::can_collect(db, state, shared.heir_room, family)
-        || compaction_pick::can_compact(db, state, &shared.basis, family)
+        || compaction_pick::can_compact(&db.disk, &db.view, state, &shared.basis, family)
     {
         return true;
     }

@@ -46,8 +46,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::FileNo;
 
 use crate::db::background::memory_pressure::{self, MemoryUse, Relief};
-use crate::db::inner::DbInner;
-use crate::db::read::ReadView;
+use crate::db::read::{ReadView, Reader};
 use crate::db::state::away::{AGES, ReadTotals, StayAverages, StoreLink};
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -55,6 +54,7 @@ use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
+use crate::db::write::WritePath;
 use crate::remote::SealedReads;
 use crate::stats::Ticker;
 
@@ -153,28 +153,33 @@ fn is_memory_short(memory: &MemoryUse, growth_bytes: u64, is_suspended: bool) ->
 
 /// Number of the newest sealed memtables of each family that stay in memory now. Decides again if a
 /// window of measurements has ended.
-pub(crate) fn staying_now(db: &DbInner, state: &JobState, link: &StoreLink) -> usize {
-    let now_ns = db.context.clock().now_ns();
-    let window = link.stay_figures().end_window(now_ns, || totals(&db.observers, &db.view));
+pub(crate) fn staying_now(
+    reader: Reader<'_>,
+    writes: &WritePath,
+    state: &JobState,
+    link: &StoreLink,
+) -> usize {
+    let now_ns = reader.context.clock().now_ns();
+    let window = link.stay_figures().end_window(now_ns, || totals(reader.observers, reader.view));
     if let Some(averages) = &window {
-        decide(db, state, link, averages);
+        decide(reader, writes, state, link, averages);
     }
     let (wanted, before) = (link.staying(), link.staying_now());
-    let is_limited = wanted > 0 && db.context.budget().limit_bytes() != u64::MAX;
+    let is_limited = wanted > 0 && reader.context.budget().limit_bytes() != u64::MAX;
     let is_short = is_limited && {
-        let growth = growth_bytes(&db.context, &db.view, state);
-        is_memory_short(&MemoryUse::of(db), growth, before == 0)
+        let growth = growth_bytes(reader.context, reader.view, state);
+        is_memory_short(&MemoryUse::of(reader.context, reader.view, writes), growth, before == 0)
     };
     let count = if is_short { 0 } else { wanted };
     if count != before {
         link.set_staying_now(count);
     }
     if is_short && before > 0 {
-        db.observers.stats().add(Ticker::AwayStaysEnded, 1);
+        reader.observers.stats().add(Ticker::AwayStaysEnded, 1);
     }
     let must_fall = is_short && window.is_some();
     for (cf, tracker) in state.flushes() {
-        let Some(family) = db.view.family(*cf) else { continue };
+        let Some(family) = reader.view.family(*cf) else { continue };
         let here = tracker.queue().iter().filter(|sealed| sealed.view().is_here()).count();
         let before = family.stay_allowance();
         set_allowance(&family, allowance(before, here, count, must_fall));
@@ -204,10 +209,17 @@ fn totals(observers: &Observers, view: &ReadView) -> ReadTotals {
 }
 
 /// Asks the store how many memtables should stay.
-fn decide(db: &DbInner, state: &JobState, link: &StoreLink, averages: &StayAverages) {
+fn decide(
+    reader: Reader<'_>,
+    writes: &WritePath,
+    state: &JobState,
+    link: &StoreLink,
+    averages: &StayAverages,
+) {
     let by_age = bytes_by_age(state);
-    let blocks = totals(&db.observers, &db.view).blocks;
-    let model = model_of(db, state, averages, by_age.iter().copied().max().unwrap_or(0));
+    let blocks = totals(reader.observers, reader.view).blocks;
+    let model =
+        model_of(reader, writes, state, averages, by_age.iter().copied().max().unwrap_or(0));
     let mut staying_bytes = 0u64;
     let mut misses = vec![model.misses_with(0)];
     for bytes in &by_age {
@@ -227,12 +239,13 @@ fn decide(db: &DbInner, state: &JobState, link: &StoreLink, averages: &StayAvera
 /// The model of the present state. A memtable has at most `memtable_bytes`. Room for one in
 /// transfer and for one that fills is left.
 fn model_of(
-    db: &DbInner,
+    reader: Reader<'_>,
+    writes: &WritePath,
     state: &JobState,
     averages: &StayAverages,
     memtable_bytes: u64,
 ) -> StayModel {
-    let memory = MemoryUse::of(db);
+    let memory = MemoryUse::of(reader.context, reader.view, writes);
     let sealed = state.flushes().values().flat_map(FlushTracker::queue);
     let here_bytes: u64 = sealed.map(here_bytes).sum();
     let other = memory.used_bytes.saturating_sub(memory.cached_bytes);
@@ -250,8 +263,8 @@ fn model_of(
         present_bytes: present_bytes.min(memory.cache_capacity_bytes),
         misses: averages.misses,
         returned: averages.returned,
-        growth: totals(&db.observers, &db.view).blocks.window as f64
-            / db.view.cache().len().max(1) as f64,
+        growth: totals(reader.observers, reader.view).blocks.window as f64
+            / reader.view.cache().len().max(1) as f64,
     }
 }
 

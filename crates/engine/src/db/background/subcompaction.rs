@@ -40,6 +40,7 @@ use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
+use crate::db::state::storage::Storage;
 use crate::db::write::stalling;
 use crate::executor::{self, JobPlace};
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
@@ -85,7 +86,7 @@ pub(crate) fn run_compaction(
     };
     let kind = priority_of(&db.context, &db.observers, &db.pacing, &db.jobs, task);
     let run = ParallelRun { kind, cancel, threads: works.len() };
-    let compacted = run_works(db, spec, works, run, place);
+    let compacted = run_works(&db.context, &db.storage, &db.jobs, spec, works, run, place);
     for refused in place.take_removable() {
         db.storage.discard(&refused, Order::none());
     }
@@ -107,7 +108,7 @@ fn priority_of(
 }
 
 fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Result<Vec<KeyRange>> {
-    let most = parts_max(db, task);
+    let most = parts_max(&db.context, &db.pacing, &db.jobs, task);
     let least = spec.output.target_file_bytes;
     let mut anchors = Vec::new();
     if most > 1 && spec.input_bytes() / 2 >= least {
@@ -119,10 +120,10 @@ fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Res
 }
 
 /// Largest number of parts of a job.
-fn parts_max(db: &DbInner, task: &CompactionTask) -> usize {
-    let set = db.context.options().subcompactions_max;
+fn parts_max(context: &Context, pacing: &Pacing, jobs: &Jobs, task: &CompactionTask) -> usize {
+    let set = context.options().subcompactions_max;
     match &task.pick {
-        Pick::L0ToBase { .. } => set.max(parts_of_hot_bucket(db, task)),
+        Pick::L0ToBase { .. } => set.max(parts_of_hot_bucket(context, pacing, jobs, task)),
         Pick::Level { .. } | Pick::Rewrite { .. } if task.by_hand => set,
         _ => 1,
     }
@@ -130,29 +131,38 @@ fn parts_max(db: &DbInner, task: &CompactionTask) -> usize {
 
 /// Number of parts of a job that empties the L0 of a hot bucket: one for each idle job, and its
 /// own. The result is 1 if the bucket is not hot.
-fn parts_of_hot_bucket(db: &DbInner, task: &CompactionTask) -> usize {
-    let state = db.jobs.lock(Order::none());
-    if !rebalance::is_hot(&db.context, &state, task) {
+fn parts_of_hot_bucket(
+    context: &Context,
+    pacing: &Pacing,
+    jobs: &Jobs,
+    task: &CompactionTask,
+) -> usize {
+    let state = jobs.lock(Order::none());
+    if !rebalance::is_hot(context, &state, task) {
         return 1;
     }
-    compaction_pick::compactions_max(db).saturating_sub(state.running().compactions().len()) + 1
+    compaction_pick::compactions_max(context, pacing, jobs)
+        .saturating_sub(state.running().compactions().len())
+        + 1
 }
 
 fn run_works(
-    db: &DbInner,
+    context: &Context,
+    storage: &Storage,
+    jobs: &Jobs,
     spec: &CompactionSpec,
     works: Vec<Work>,
     run: ParallelRun,
     place: &JobPlace,
 ) -> Result<Compacted> {
-    let started_ns = db.context.clock().now_ns();
+    let started_ns = context.clock().now_ns();
     let threads = works.len();
     // The works have about the same size, so their order does not matter.
     let works = works.into_iter().map(|work| (0, work)).collect();
-    let ended = parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()));
+    let ended = parallel_job::run_parallel(context, jobs, run, works, || Ok(()), |_, _| Ok(()));
     let (outputs, failed) = ended.into_parts();
     let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
-    let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+    let duration_ns = context.clock().now_ns().saturating_sub(started_ns);
     let output = JobOutput::joined(outputs, duration_ns);
     let whole = |output: &JobOutput| match threads {
         // A single job over all keys has checked its records itself.
@@ -166,7 +176,7 @@ fn run_works(
         None => whole(&output).inspect_err(|_| place.note_refused()),
     };
     if let Err(error) = complete {
-        db.storage.discard(&output, Order::none());
+        storage.discard(&output, Order::none());
         return Err(error);
     }
     Ok(Compacted { output, threads_ns })

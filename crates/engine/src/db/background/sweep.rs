@@ -22,7 +22,7 @@ use archipelago_base::{ErrorKind, FileNo, Result};
 use archipelago_env::DirEntry;
 
 use crate::border::contained;
-use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
@@ -31,25 +31,25 @@ use crate::manifest::file_number;
 use crate::stats::Ticker;
 
 /// Renews the lot of file numbers if half of it is used, and sweeps if a sweep is due.
-pub(crate) fn tend_numbers(db: &DbInner) {
-    let now_ns = db.context.clock().now_ns();
-    if db.context.options().read_only || db.context.is_closing() {
+pub(crate) fn tend_numbers(context: &Context, storage: &Storage, observers: &Observers) {
+    let now_ns = context.clock().now_ns();
+    if context.options().read_only || context.is_closing() {
         return;
     }
-    db.storage.renew_lot_early(now_ns);
-    if !db.storage.strays().begin_sweep(now_ns) {
+    storage.renew_lot_early(now_ns);
+    if !storage.strays().begin_sweep(now_ns) {
         return;
     }
     let swept = contained("the sweep of stray tables", || {
-        db.context.fault_point("strays.sweep")?;
-        sweep(&db.storage, &db.observers)
+        context.fault_point("strays.sweep")?;
+        sweep(storage, observers)
     });
     match swept {
         Ok(SweepResult::Done) => {}
-        Ok(SweepResult::Unsettled) => db.storage.strays().put_off(now_ns),
+        Ok(SweepResult::Unsettled) => storage.strays().put_off(now_ns),
         Err(error) => {
             tracing::warn!(%error, "stray tables could not be looked for");
-            db.storage.strays().put_off(now_ns);
+            storage.strays().put_off(now_ns);
         }
     }
 }

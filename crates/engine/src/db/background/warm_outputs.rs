@@ -50,8 +50,12 @@ use crate::db::background::compaction_pick::CompactionTask;
 use crate::db::background::scheduler;
 use crate::db::background::warm_plan::{InputSpans, WarmPlan};
 use crate::db::inner::DbInner;
+use crate::db::read::{ReadView, Reader};
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::Jobs;
+use crate::db::state::observers::Observers;
+use crate::db::state::storage::Storage;
 use crate::file_meta::FileMeta;
 use crate::job::Cancel;
 use crate::live_file::LiveFile;
@@ -127,7 +131,7 @@ impl Drop for WarmPermit {
 /// Runs warm passes until [`WarmPasses::close`].
 pub(crate) fn run_passes(db: &DbInner, passes: &Receiver<WarmPass>) {
     while let Ok(pass) = passes.recv() {
-        pass.run(db);
+        pass.run(&db.storage, db.reader(), &db.warm_passes);
         db.jobs.notify_progress();
     }
 }
@@ -223,12 +227,13 @@ impl WarmPass {
     /// The pass over the outputs `files` of a compaction that was installed; `None` if no further
     /// pass is permitted. The files are in key order.
     pub(crate) fn new(
-        db: &DbInner,
+        context: &Context,
+        warm_passes: &WarmPasses,
         task: &CompactionTask,
         files: &[u64],
         plan: WarmPlan,
     ) -> Option<Self> {
-        let Some(permit) = db.warm_passes.permit() else {
+        let Some(permit) = warm_passes.permit() else {
             tracing::debug!(
                 family = task.family.name.as_str(),
                 level = task.pick.to(),
@@ -243,7 +248,7 @@ impl WarmPass {
             family: Arc::clone(&task.family),
             level: task.pick.to(),
             files: files.to_vec(),
-            cancel: Cancel::under(db.context.closing()).linked_to(&task.cancel),
+            cancel: Cancel::under(context.closing()).linked_to(&task.cancel),
             _permit: permit,
         })
     }
@@ -251,21 +256,21 @@ impl WarmPass {
     /// Gives the pass to the thread of the database, and does not wait for it. Without such a
     /// thread the pass runs here. The caller has dropped the task, which holds the files that the
     /// compaction replaced.
-    pub(crate) fn start(self, db: &DbInner) {
-        let thread = db.warm_passes.thread.lock().clone();
-        let Some(thread) = thread else { return self.run(db) };
+    pub(crate) fn start(self, storage: &Storage, reader: Reader<'_>, warm_passes: &WarmPasses) {
+        let thread = warm_passes.thread.lock().clone();
+        let Some(thread) = thread else { return self.run(storage, reader, warm_passes) };
         if thread.send(self).is_err() {
             tracing::warn!("the thread of the warm passes has ended: the block cache stays cold");
         }
     }
 
-    fn run(mut self, db: &DbInner) {
+    fn run(mut self, storage: &Storage, reader: Reader<'_>, warm_passes: &WarmPasses) {
         let passed = contained("a warm pass", || {
             // The blocks of the files that the compaction replaced leave the cache first.
-            scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
-            let read = self.read_outputs(db);
+            scheduler::remove_obsolete(storage, reader.observers, reader.view);
+            let read = self.read_outputs(reader, warm_passes);
             // A job that replaced a file while the pass held it could not remove that file.
-            scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+            scheduler::remove_obsolete(storage, reader.observers, reader.view);
             read
         });
         if let Err(error) = passed {
@@ -274,17 +279,17 @@ impl WarmPass {
         }
     }
 
-    fn read_outputs(&mut self, db: &DbInner) -> Result<()> {
-        db.context.fault_point("warm_pass.begun")?;
+    fn read_outputs(&mut self, reader: Reader<'_>, warm_passes: &WarmPasses) -> Result<()> {
+        reader.context.fault_point("warm_pass.begun")?;
         let Self { plan, family, level, files, cancel, .. } = self;
-        let cache = db.view.cache();
+        let cache = reader.view.cache();
         let mut warming = Warming {
             plan,
             cache,
             evicted: cache.evicted(),
-            budget: db.context.budget(),
-            limiter: &db.warm_passes.limiter,
-            clock: &**db.context.clock(),
+            budget: reader.context.budget(),
+            limiter: &warm_passes.limiter,
+            clock: &**reader.context.clock(),
             cancel,
         };
         // Largest key of the file before.
@@ -297,7 +302,7 @@ impl WarmPass {
             let Some(file) = current_file(family, *level, *no) else { continue };
             let largest = file.meta().largest.clone();
             if warming.may_want(after.as_deref(), &largest) {
-                warm_file(db, &file, after, &mut warming)?;
+                warm_file(reader.observers, reader.view, &file, after, &mut warming)?;
             }
             after = Some(largest);
         }
@@ -307,19 +312,20 @@ impl WarmPass {
 
 /// Reads the wanted blocks of a file, whose keys are above `after`.
 fn warm_file(
-    db: &DbInner,
+    observers: &Observers,
+    view: &ReadView,
     file: &Arc<LiveFile>,
     after: Option<Vec<u8>>,
     warming: &mut Warming<'_>,
 ) -> Result<()> {
     let was_open = file.reader.load().is_some();
-    let table = db.view.tables().get(file)?;
+    let table = view.tables().get(file)?;
     if !was_open && !warming.waits_for(table.memory_bytes()) {
         return Ok(());
     }
     let (blocks, bytes) = TableBlocks(&table).warm(after, warming)?;
-    db.observers.stats().add(Ticker::BlocksWarmed, blocks);
-    db.observers.stats().add(Ticker::BytesWarmed, bytes);
+    observers.stats().add(Ticker::BlocksWarmed, blocks);
+    observers.stats().add(Ticker::BytesWarmed, bytes);
     Ok(())
 }
 

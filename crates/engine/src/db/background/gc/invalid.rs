@@ -92,8 +92,8 @@ fn files_not_left_out(
 }
 
 /// Whether a merge is due, without taking it.
-pub(crate) fn is_merge_due(db: &DbInner, state: &mut JobState) -> bool {
-    match next_merge(&db.context, &db.view, state) {
+pub(crate) fn is_merge_due(context: &Context, view: &ReadView, state: &mut JobState) -> bool {
+    match next_merge(context, view, state) {
         Some(task) => {
             state.end(task.job_id);
             true

@@ -39,12 +39,14 @@ use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{job_specs, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{ExposedGarbage, FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::JobState;
 use crate::db::state::observers::Observers;
 use crate::db::state::running_jobs::{GcWorker, RunningKind};
+use crate::db::state::storage::Storage;
 use crate::db::write::disk_room::Disk;
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
@@ -379,7 +381,7 @@ fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
         sum.saturating_add(bytes)
     });
     let mut held = db.context.budget().hold(MemoryClass::Job, expected);
-    let keys = read_keys(db, task, &mut output)?;
+    let keys = read_keys(&db.context, &db.storage, &db.view, task, &mut output)?;
     let list_bytes: u64 = keys.iter().map(|list| list.memory_bytes()).sum();
     let order_bytes: u64 = keys.iter().map(|list| list.len() as u64 * lookup::RECORD_BYTES).sum();
     held.resize(list_bytes + order_bytes);
@@ -423,21 +425,27 @@ fn io(task: &GcTask) -> IoContext {
 }
 
 /// Reads the keys of every input, with one range read for each input.
-fn read_keys(db: &DbInner, task: &GcTask, output: &mut JobOutput) -> Result<Vec<Arc<KeyList>>> {
-    let started_ns = db.context.clock().now_ns();
-    let direct = db.context.options().direct_background_io;
+fn read_keys(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    task: &GcTask,
+    output: &mut JobOutput,
+) -> Result<Vec<Arc<KeyList>>> {
+    let started_ns = context.clock().now_ns();
+    let direct = context.options().direct_background_io;
     let mut lists = Vec::with_capacity(task.inputs.len());
     for input in &task.inputs {
-        let path = db.storage.path_of(&value_file_name(input.file_no()));
-        let file = db.storage.fs().open(&path, io(task), OpenOptions { direct })?;
-        let (cache, budget) = (db.view.cache(), db.context.budget());
+        let path = storage.path_of(&value_file_name(input.file_no()));
+        let file = storage.fs().open(&path, io(task), OpenOptions { direct })?;
+        let (cache, budget) = (view.cache(), context.budget());
         let table = ValueTable::open(file, &path, input.meta(), cache, budget)?;
         lists.push(Arc::new(KeyList::read(table.keys(io(task))?)?));
         output.gc.key_reads += 1;
         output.gc.key_bytes_read += input.keys_bytes();
-        db.context.check_open()?;
+        context.check_open()?;
     }
-    output.gc.key_read_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+    output.gc.key_read_ns = context.clock().now_ns().saturating_sub(started_ns);
     Ok(lists)
 }
 
@@ -522,7 +530,7 @@ fn run_spec(attempt: &GcAttempt<'_>, spec: &GcSpec, keys: Vec<Arc<KeyList>>) -> 
     let works = vec![(0, work)];
     let ended = {
         let run = parallel_job::ParallelRun { kind: priority, cancel, threads: 1 };
-        parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()))
+        parallel_job::run_parallel(&db.context, &db.jobs, run, works, || Ok(()), |_, _| Ok(()))
     };
     for refused in place.take_removable() {
         db.storage.discard(&refused, Order::none());
@@ -570,7 +578,14 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
             let ns = db.context.clock().now_ns().saturating_sub(task.started_ns);
             state.space_mut(cf).note_freed(bytes_freed(task, output), ns);
         }
-        space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
+        space::note_install(
+            &db.context,
+            &db.storage,
+            &db.view,
+            &mut state,
+            family,
+            Some(SpaceEvent::GarbageFound),
+        );
         replaced
     };
     tell_gc(&db.observers, task, output, &replaced);

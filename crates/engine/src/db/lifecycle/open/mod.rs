@@ -137,14 +137,14 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         catch_up::catch_up(&inner)?;
     } else {
         inner.storage.lock_manifest(Order::none()).own_log_place()?;
-        space::restore_figures(&inner);
+        space::restore_figures(&inner.storage, &inner.jobs, &inner.view);
         recover_log(&inner, claim)?;
         claim_ownership(&inner.storage)?;
         tell_others(&inner, claim)?;
         remove_strays(&inner.storage)?;
         let limit_changes = {
             let mut state = inner.jobs.lock(Order::none());
-            space::note_all(&inner, &mut state, None);
+            space::note_all(&inner.context, &inner.storage, &inner.view, &mut state, None);
             state.take_limit_changes()
         };
         scheduler::decide_throttles(&inner, &limit_changes);

@@ -132,7 +132,7 @@ impl TreeStore {
     /// The valid records of `file` by the invalid files, if its basis were `basis`.
     fn by_tree(&self, task: &GcTask, file: &LiveValueFile, basis: u64) -> Result<Vec<ValidBits>> {
         let db = &self.store.db.inner;
-        let keys = read_keys(db, task, &mut JobOutput::default())?;
+        let keys = read_keys(&db.context, &db.storage, &db.view, task, &mut JobOutput::default())?;
         let values = task.version.values();
         let files: Vec<_> = values.invalid_files().map(|file| file.meta().clone()).collect();
         let meta = crate::value_ref::ValueFileMeta { basis, ..file.meta().clone() };
@@ -167,7 +167,9 @@ impl TreeStore {
                 room_bytes: 0,
             };
             let db = &self.store.db.inner;
-            let keys = read_keys(db, &task, &mut JobOutput::default()).expect("reads");
+            let keys =
+                read_keys(&db.context, &db.storage, &db.view, &task, &mut JobOutput::default())
+                    .expect("reads");
             let expected = look_up(&db.view, &task, &keys).expect("looks up");
             let found = self.by_tree(&task, file, file.basis).expect("complete");
             assert_eq!(found, expected, "value file {}", file.no);
@@ -461,7 +463,10 @@ fn merge_that_meets_a_damaged_file_holds_up_nothing_else() {
         assert!(known.len() >= 4, "{known:?}");
         // Enough failures for the longest pause, an hour.
         known.iter().for_each(|no| (0..12).for_each(|_| failures.note_failure(*no, now_ns)));
-        assert!(!invalid::is_merge_due(inner, &mut state), "its inputs are left out");
+        assert!(
+            !invalid::is_merge_due(&inner.context, &inner.view, &mut state),
+            "its inputs are left out"
+        );
         assert!(!state.has_failed(), "no other job waits");
     }
     // The file is whole again, and the pause is over.
@@ -469,7 +474,7 @@ fn merge_that_meets_a_damaged_file_holds_up_nothing_else() {
     {
         let mut state = inner.jobs.lock(Order::none());
         state.space_mut(cf).merge_failures_mut().retain(|_| false);
-        assert!(invalid::is_merge_due(inner, &mut state));
+        assert!(invalid::is_merge_due(&inner.context, &inner.view, &mut state));
     }
     let before = tree.store.version().values().invalid_files().count();
     tree.store.settle();

@@ -35,6 +35,7 @@
 
 use std::sync::Once;
 
+use crate::db::background::owners::PickOwners;
 use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
@@ -80,6 +81,17 @@ impl DbInner {
             observers: &self.observers,
             jobs: &self.jobs,
             disk: &self.disk,
+        }
+    }
+
+    /// The owners that the pick of a compaction or of a garbage collection needs.
+    pub(crate) fn pick_owners(&self) -> PickOwners<'_> {
+        PickOwners {
+            context: &self.context,
+            pacing: &self.pacing,
+            jobs: &self.jobs,
+            disk: &self.disk,
+            view: &self.view,
         }
     }
 }

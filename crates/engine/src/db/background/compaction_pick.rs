@@ -18,8 +18,8 @@ use crate::compaction::pick::{
     Pick, PickInput, Room, SpaceDemand, compaction_jobs, is_loading, pick_freeing, pick_of_all,
     pick_part, pick_recut, pick_tiny,
 };
+use crate::db::background::owners::PickOwners;
 use crate::db::background::space;
-use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -48,15 +48,15 @@ pub(crate) struct PickBasis {
 }
 
 impl PickBasis {
-    pub(crate) fn new(db: &DbInner, state: &JobState) -> Self {
-        let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    pub(crate) fn new(owners: PickOwners<'_>, state: &JobState) -> Self {
+        let (snapshots, visible) = owners.view.snapshots().list(|| owners.view.visible());
         Self {
             snapshots,
             visible,
-            now_ms: db.context.clock().unix_ms(),
-            loading: is_load_running(&db.context, &db.pacing, &db.jobs),
+            now_ms: owners.context.clock().unix_ms(),
+            loading: is_load_running(owners.context, owners.pacing, owners.jobs),
             demands: space::demands(state),
-            room: disk_room::room_for_compaction(&db.disk, &db.view, SpaceUse::Takes),
+            room: disk_room::room_for_compaction(owners.disk, owners.view, SpaceUse::Takes),
         }
     }
 
@@ -144,16 +144,16 @@ pub(crate) fn is_load_running(context: &Context, pacing: &Pacing, jobs: &Jobs) -
 
 /// The most urgent compaction of all families, noted as running.
 pub(crate) fn next_compaction(
-    db: &DbInner,
+    owners: PickOwners<'_>,
     state: &mut JobState,
     slot: JobSlot,
 ) -> Option<CompactionTask> {
     let mut running = state.running().compactions();
-    let mut jobs_max = compactions_max(&db.context, &db.pacing, &db.jobs);
+    let mut jobs_max = compactions_max(owners.context, owners.pacing, owners.jobs);
     // Compactions in places of the executor have a limit of their own.
     jobs_max += match slot {
         JobSlot::Own => state.running().count_extra(JobKind::Compaction),
-        JobSlot::Extra => db.jobs.executor().room(JobKind::Compaction),
+        JobSlot::Extra => owners.jobs.executor().room(JobKind::Compaction),
     };
     if running.len() >= jobs_max {
         return None;
@@ -163,22 +163,22 @@ pub(crate) fn next_compaction(
     jobs_max += state.claims().len() + ingestions.len();
     running.extend(state.claims().cloned());
     running.extend(ingestions);
-    let mut families = db.view.live_families();
+    let mut families = owners.view.live_families();
     families.retain(|family| state.running().changing(family.id).is_none());
     let versions: Vec<Arc<Version>> =
         families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
     let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
     let first = *all.first()?;
-    let basis = PickBasis::new(db, state);
+    let basis = PickBasis::new(owners, state);
     let common = basis.input(first, &running, jobs_max);
     let candidates = Candidates { versions: &all, common, room: basis.room };
-    let found = pick_that_fits(&db.disk, &db.view, &candidates);
-    disk_room::note_lacking(&db.disk, found.lacking_bytes);
+    let found = pick_that_fits(owners.disk, owners.view, &candidates);
+    disk_room::note_lacking(owners.disk, found.lacking_bytes);
     let (at, pick) = found.pick?;
     let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
     let mut task = start_compaction(state, family, version, pick);
     let inlined = inlined_bytes(&task.family.options, &task.pick);
-    task.room_bytes = disk_room::take_room(&db.disk, &db.view, &task.pick, inlined);
+    task.room_bytes = disk_room::take_room(owners.disk, owners.view, &task.pick, inlined);
     Some(task)
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod leave_log;
 pub(crate) mod log_keeper;
 pub(crate) mod memory_pressure;
 pub(crate) mod offer;
+pub(crate) mod owners;
 pub(crate) mod parallel_job;
 pub(crate) mod range_flush;
 pub(crate) mod rebalance;

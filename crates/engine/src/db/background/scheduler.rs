@@ -41,6 +41,7 @@ use crate::db::background::flush;
 use crate::db::background::flush_task::FlushTask;
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
+use crate::db::background::owners::PickOwners;
 use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
@@ -379,10 +380,10 @@ fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         task = flush::next_flush(db, state, JobSlot::Extra).map(Task::Flush);
     }
     if task.is_none() && db.jobs.has_extra_room(state, JobKind::Compaction) {
-        task = take_compaction(db, state, JobSlot::Extra);
+        task = take_compaction(db.pick_owners(), state, JobSlot::Extra);
     }
     if task.is_none() && db.jobs.has_extra_room(state, JobKind::Gc) {
-        task = gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc);
+        task = gc::next_gc(db.pick_owners(), state, GcWorker::Reserved).map(Task::Gc);
     }
     if let Some(job_id) = task.as_ref().and_then(Task::job_id) {
         state.set_extra(job_id);
@@ -432,7 +433,7 @@ fn forget_failure_if_idle(
 fn note_space_idle(db: &DbInner, state: &mut JobState) {
     // While picks are held back, there may be work.
     if state.is_any_pressed() && may_pick(&db.context, &db.observers, &db.logs, state) {
-        space_idle::note_idle(db, state);
+        space_idle::note_idle(db.pick_owners(), state);
     }
 }
 
@@ -515,7 +516,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         return Some(Task::Send(send));
     }
     space::note_snapshots(&db.context, &db.storage, &db.view, state);
-    if let Some(compaction) = take_compaction(db, state, JobSlot::Own) {
+    if let Some(compaction) = take_compaction(db.pick_owners(), state, JobSlot::Own) {
         return Some(compaction);
     }
     if db.context.is_manual()
@@ -524,12 +525,12 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         return Some(Task::MergeInvalid(task));
     }
     let worker = if db.context.is_manual() { GcWorker::Reserved } else { GcWorker::Idle };
-    gc::next_gc(db, state, worker).map(Task::Gc)
+    gc::next_gc(db.pick_owners(), state, worker).map(Task::Gc)
 }
 
 /// The next compaction, marked as running. It ends the turn of its family.
-fn take_compaction(db: &DbInner, state: &mut JobState, slot: JobSlot) -> Option<Task> {
-    let task = compaction_pick::next_compaction(db, state, slot)?;
+fn take_compaction(owners: PickOwners<'_>, state: &mut JobState, slot: JobSlot) -> Option<Task> {
+    let task = compaction_pick::next_compaction(owners, state, slot)?;
     state.note_compaction(task.family.id);
     Some(Task::Compact(task))
 }
@@ -542,7 +543,7 @@ fn next_reserved_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = invalid::next_merge(&db.context, &db.view, state) {
         return Some(Task::MergeInvalid(task));
     }
-    gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc)
+    gc::next_gc(db.pick_owners(), state, GcWorker::Reserved).map(Task::Gc)
 }
 
 fn claim_to_ready(state: &mut JobState) -> Option<(CfId, Arc<Memtable>)> {
@@ -558,13 +559,16 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
     if db.logs.must_leave() || state.has_sealed() || rebalance::is_rebalance_due(&db.view, state) {
         return true;
     }
-    match compaction_pick::next_compaction(db, state, JobSlot::Own) {
+    match compaction_pick::next_compaction(db.pick_owners(), state, JobSlot::Own) {
         Some(task) => {
             state.end(task.job_id);
             disk_room::return_room(&db.disk, task.room_bytes);
             true
         }
-        None => invalid::is_merge_due(&db.context, &db.view, state) || gc::is_gc_due(db, state),
+        None => {
+            invalid::is_merge_due(&db.context, &db.view, state)
+                || gc::is_gc_due(db.pick_owners(), state)
+        }
     }
 }
 

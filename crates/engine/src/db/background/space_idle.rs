@@ -17,8 +17,8 @@
 
 use crate::db::background::compaction_pick::{self, PickBasis};
 use crate::db::background::gc::HeirRoom;
+use crate::db::background::owners::PickOwners;
 use crate::db::background::{gc, space};
-use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 
@@ -28,7 +28,7 @@ const PAUSE_NS: u64 = 10_000_000;
 
 /// One examination of all families.
 struct Examination<'a> {
-    db: &'a DbInner,
+    owners: PickOwners<'a>,
     now_ns: u64,
     /// The state that all picks share, once a family needs one.
     shared: Option<SharedState>,
@@ -43,10 +43,10 @@ struct SharedState {
 /// Releases the writers of families for which no job runs and none can be picked, because nothing
 /// else would end their wait for space. Reports then say that the bound cannot be kept. The writers
 /// go on once their throttle is decided again ([`JobState::take_limit_changes`]).
-pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) {
-    let now_ns = db.context.clock().now_ns();
-    let mut examination = Examination { db, now_ns, shared: None };
-    for family in db.view.live_families() {
+pub(crate) fn note_idle(owners: PickOwners<'_>, state: &mut JobState) {
+    let now_ns = owners.context.clock().now_ns();
+    let mut examination = Examination { owners, now_ns, shared: None };
+    for family in owners.view.live_families() {
         examination.note_family(state, &family);
     }
 }
@@ -77,14 +77,14 @@ impl Examination<'_> {
 
     /// Whether a job of the family can be picked, and notes it. No job of the family may run.
     fn finds_work(&mut self, state: &mut JobState, family: &Family) -> bool {
-        let db = self.db;
+        let owners = self.owners;
         let shared = self.shared.get_or_insert_with(|| SharedState {
-            basis: PickBasis::new(db, state),
-            heir_room: HeirRoom::now(&db.disk, &db.view, true),
+            basis: PickBasis::new(owners, state),
+            heir_room: HeirRoom::now(owners.disk, owners.view, true),
         });
-        let has_work = has_work(db, state, family, shared);
+        let has_work = has_work(owners, state, family, shared);
         // In manual mode, each step must tell exactly whether there is work.
-        if has_work && !db.context.is_manual() {
+        if has_work && !owners.context.is_manual() {
             let until_ns = self.now_ns.saturating_add(PAUSE_NS);
             state.space_mut(family.id).note_work_found(until_ns);
         }
@@ -95,9 +95,14 @@ impl Examination<'_> {
 /// Whether a job of the family can be picked that may free space. Sealed memtables at memory nodes
 /// become due if there is no other job, because they may free space once their records are in
 /// tables.
-fn has_work(db: &DbInner, state: &mut JobState, family: &Family, shared: &SharedState) -> bool {
-    if gc::can_collect(db, state, shared.heir_room, family)
-        || compaction_pick::can_compact(&db.disk, &db.view, state, &shared.basis, family)
+fn has_work(
+    owners: PickOwners<'_>,
+    state: &mut JobState,
+    family: &Family,
+    shared: &SharedState,
+) -> bool {
+    if gc::can_collect(owners, state, shared.heir_room, family)
+        || compaction_pick::can_compact(owners.disk, owners.view, state, &shared.basis, family)
     {
         return true;
     }
@@ -105,7 +110,7 @@ fn has_work(db: &DbInner, state: &mut JobState, family: &Family, shared: &Shared
     let due_before = tracker.due_below();
     tracker.make_all_due();
     if tracker.due_below() > due_before {
-        db.jobs.wake();
+        owners.jobs.wake();
     }
     !tracker.queue().is_empty()
 }

@@ -35,6 +35,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::border::{Border, contained};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::owners::PickOwners;
 use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{job_specs, space};
 use crate::db::inner::DbInner;
@@ -126,16 +127,20 @@ struct PickRank {
 }
 
 /// The most urgent garbage collection of all families, noted as running.
-pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> Option<GcTask> {
+pub(crate) fn next_gc(
+    owners: PickOwners<'_>,
+    state: &mut JobState,
+    worker: GcWorker,
+) -> Option<GcTask> {
     // A test may keep the collector from taking a job. The function runs under the jobs lock.
-    db.context.fault_point("gc.pick").ok()?;
+    owners.context.fault_point("gc.pick").ok()?;
     let mut best: Option<(PickRank, Arc<Family>, Arc<Version>, GcPick)> = None;
-    for family in db.view.live_families() {
+    for family in owners.view.live_families() {
         let version = Arc::clone(&family.current.load().version);
         if version.values().is_empty() {
             continue;
         }
-        let Some(pick) = pick_in(db, state, &family, &version, None) else { continue };
+        let Some(pick) = pick_in(owners, state, &family, &version, None) else { continue };
         let is_for_space = pick.reason == GcReason::Space;
         let values = version.values();
         let rank = PickRank {
@@ -144,7 +149,7 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
             exposed_share: values.exposed_bytes() as f64 / values.referenced_bytes().max(1) as f64,
         };
         // The disk may have been measured since the pick. Another family may still have room.
-        if !has_room(&db.disk, &db.view, &pick, rank.is_pressed) {
+        if !has_room(owners.disk, owners.view, &pick, rank.is_pressed) {
             continue;
         }
         let is_taken = worker == GcWorker::Reserved || is_for_space;
@@ -156,11 +161,11 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
     let inputs: Vec<_> =
         pick.inputs.iter().filter_map(|&no| version.values().get(no).cloned()).collect();
     let (reason, room_bytes) = (pick.reason, pick.heir_bytes);
-    disk_room::add_running(&db.disk, room_bytes);
+    disk_room::add_running(owners.disk, room_bytes);
     let numbers = inputs.iter().map(|input| input.no).collect();
     let kind = RunningKind::Gc { cf: family.id, inputs: numbers, by: worker };
     let job_id = state.start(kind);
-    let started_ns = db.context.clock().now_ns();
+    let started_ns = owners.context.clock().now_ns();
     Some(GcTask { job_id, family, version, inputs, reason, started_ns, room_bytes })
 }
 
@@ -187,19 +192,19 @@ impl HeirRoom {
 
 /// The garbage collection of the family to start now. Without `room`, the present room counts.
 fn pick_in(
-    db: &DbInner,
+    owners: PickOwners<'_>,
     state: &mut JobState,
     family: &Family,
     version: &Arc<Version>,
     room: Option<HeirRoom>,
 ) -> Option<GcPick> {
-    let now_ns = db.context.clock().now_ns();
+    let now_ns = owners.context.clock().now_ns();
     let running: HashSet<u64> = state.running().gc_inputs(family.id).collect();
     let space = state.space_mut(family.id);
     let planned_bytes = exposed_bytes_max(space);
     let live_bytes = space.view().map_or(0, |view| view.usage.live_bytes());
     let exposed_bytes_max =
-        exposed_bytes_in_pool(planned_bytes, live_bytes, db.pacing.writer_room());
+        exposed_bytes_in_pool(planned_bytes, live_bytes, owners.pacing.writer_room());
     let exposed = match version.values().exposed_bytes() > exposed_bytes_max {
         true => ExposedGarbage::OverLimit,
         false => ExposedGarbage::WithinLimit,
@@ -208,7 +213,7 @@ fn pick_in(
         return None;
     }
     let is_pressed = space.is_pressed();
-    let room = room.unwrap_or_else(|| HeirRoom::now(&db.disk, &db.view, is_pressed));
+    let room = room.unwrap_or_else(|| HeirRoom::now(owners.disk, owners.view, is_pressed));
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
@@ -248,12 +253,12 @@ fn pick_in(
 /// Whether garbage of the family could be collected now, if a worker were free and running jobs had
 /// given back their room on the disk. `room` is the room without that.
 pub(crate) fn can_collect(
-    db: &DbInner,
+    owners: PickOwners<'_>,
     state: &mut JobState,
     room: HeirRoom,
     family: &Family,
 ) -> bool {
-    if db.context.fault_point("gc.pick").is_err() {
+    if owners.context.fault_point("gc.pick").is_err() {
         return false;
     }
     let version = Arc::clone(&family.current.load().version);
@@ -261,7 +266,7 @@ pub(crate) fn can_collect(
         return false;
     }
     let room = if state.running().is_compacting() { HeirRoom::UNBOUNDED } else { room };
-    pick_in(db, state, family, &version, Some(room)).is_some()
+    pick_in(owners, state, family, &version, Some(room)).is_some()
 }
 
 /// Whether the heir of a pick has room on the disk. `is_pressed` says whether writers of the family
@@ -297,11 +302,11 @@ fn exposed_bytes_max(space: &FamilySpace) -> u64 {
 }
 
 /// Whether a garbage collection is due, without taking it.
-pub(crate) fn is_gc_due(db: &DbInner, state: &mut JobState) -> bool {
-    match next_gc(db, state, GcWorker::Reserved) {
+pub(crate) fn is_gc_due(owners: PickOwners<'_>, state: &mut JobState) -> bool {
+    match next_gc(owners, state, GcWorker::Reserved) {
         Some(task) => {
             state.end(task.job_id);
-            disk_room::return_room(&db.disk, task.room_bytes);
+            disk_room::return_room(owners.disk, task.room_bytes);
             state.space_mut(task.family.id).end_rest();
             true
         }

@@ -86,7 +86,8 @@ fn is_pressed(store: &Store) -> bool {
 fn room_of_an_heir_is_reserved_while_its_job_runs() {
     let store = in_memory(1.5);
     let db = &store.db.inner;
-    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    let task = next_gc(db.pick_owners(), &mut db.jobs.lock(Order::none()), GcWorker::Reserved)
+        .expect("is due");
     let reserved = db.disk.expected_output_bytes();
     assert_eq!(reserved, task.room_bytes);
     run_gc_task(db, &task).expect("collects");
@@ -108,7 +109,7 @@ fn collection_without_room_on_the_disk_waits() {
     disk_room::tend_disk(db);
     let is_due = || {
         let mut state = db.jobs.lock(Order::none());
-        let task = next_gc(db, &mut state, GcWorker::Reserved);
+        let task = next_gc(db.pick_owners(), &mut state, GcWorker::Reserved);
         if let Some(task) = &task {
             state.end(task.job_id);
             disk_room::return_room(&db.disk, task.room_bytes);
@@ -715,7 +716,8 @@ fn writers_learn_the_speed_of_a_collection_for_space() {
     let store = in_memory(1.5);
     let (db, family) = (&store.db.inner, family_of(&store));
     assert_eq!(family.space.freed_bytes_per_s(), 0);
-    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    let task = next_gc(db.pick_owners(), &mut db.jobs.lock(Order::none()), GcWorker::Reserved)
+        .expect("is due");
     run_gc_task(db, &task).expect("collects");
     assert!(family.space.freed_bytes_per_s() > 0);
 }
@@ -724,7 +726,8 @@ fn writers_learn_the_speed_of_a_collection_for_space() {
 fn every_step_of_a_collection_is_timed() {
     let store = in_memory(1.5);
     let db = &store.db.inner;
-    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    let task = next_gc(db.pick_owners(), &mut db.jobs.lock(Order::none()), GcWorker::Reserved)
+        .expect("is due");
     run_gc_task(db, &task).expect("collects");
     for ticker in [
         Ticker::GcKeyReadNs,
@@ -764,7 +767,7 @@ fn nearly_full_pool_makes_garbage_due_before_writers_are_delayed() {
     let (db, family) = (&store.db.inner, family_of(&store));
     let due = || {
         let mut state = db.jobs.lock(Order::none());
-        let task = next_gc(db, &mut state, GcWorker::Reserved)?;
+        let task = next_gc(db.pick_owners(), &mut state, GcWorker::Reserved)?;
         state.end(task.job_id);
         disk_room::return_room(&db.disk, task.room_bytes);
         Some(task.reason)
@@ -795,7 +798,7 @@ fn failures_of_files_that_are_gone_are_forgotten() {
         (0..12).for_each(|_| state.space_mut(cf).failures_mut().note_failure(no, now_ns));
     }
     assert_eq!(state.space_mut(cf).failures().known().len(), 2);
-    let task = next_gc(db, &mut state, GcWorker::Reserved).expect("others are due");
+    let task = next_gc(db.pick_owners(), &mut state, GcWorker::Reserved).expect("others are due");
     assert!(task.inputs.iter().all(|input| input.no != live), "{:?}", task.inputs);
     let known = state.space_mut(cf).failures().known();
     assert_eq!(known.into_iter().collect::<Vec<_>>(), [live]);

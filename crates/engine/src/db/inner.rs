@@ -35,7 +35,7 @@
 
 use std::sync::Once;
 
-use crate::db::background::owners::PickOwners;
+use crate::db::background::owners::{InstallOwners, PickOwners};
 use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
@@ -91,6 +91,17 @@ impl DbInner {
             pacing: &self.pacing,
             jobs: &self.jobs,
             disk: &self.disk,
+            view: &self.view,
+        }
+    }
+
+    /// The owners that the install of an edit changes, and those that it notifies.
+    pub(crate) fn install_owners(&self) -> InstallOwners<'_> {
+        InstallOwners {
+            context: &self.context,
+            storage: &self.storage,
+            observers: &self.observers,
+            jobs: &self.jobs,
             view: &self.view,
         }
     }

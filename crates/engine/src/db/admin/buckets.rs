@@ -11,8 +11,8 @@ use archipelago_base::{Error, Result};
 
 use crate::bucket::BucketMap;
 use crate::db::ColumnFamily;
+use crate::db::background::owners::InstallOwners;
 use crate::db::background::rebalance;
-use crate::db::inner::DbInner;
 use crate::db::state::balance::Balance;
 use crate::db::state::context::Context;
 use crate::db::state::jobs::Jobs;
@@ -126,12 +126,12 @@ fn bucket_middle(cf: &ColumnFamily, map: &BucketMap, index: usize) -> Result<Vec
 
 /// Cuts bucket `index` in two at `key`, or in the middle of its data.
 pub(crate) fn split_bucket(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
     cf: &ColumnFamily,
     index: usize,
     key: Option<&[u8]>,
 ) -> Result<()> {
-    rebalance::change_map(db, &cf.family, |map| {
+    rebalance::change_map(owners, &cf.family, |map| {
         if index >= map.len() {
             return Err(Error::invalid(format!(
                 "there is no bucket {index}: column family \"{}\" has {}",

@@ -97,14 +97,14 @@ impl Db {
     /// does not lie inside the bucket.
     pub fn split_bucket(&self, cf: &ColumnFamily, index: usize, key: Option<&[u8]>) -> Result<()> {
         self.check_family(cf)?;
-        buckets::split_bucket(&self.inner, cf, index, key)
+        buckets::split_bucket(self.inner.install_owners(), cf, index, key)
     }
 
     /// Merges bucket `index` with its right neighbour. `Busy` as in [`Db::split_bucket`]. If the
     /// family's `buckets_dynamic` is set, later changes by the load may undo a change on request.
     pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
         self.check_family(cf)?;
-        rebalance::change_map(&self.inner, &cf.family, |map| {
+        rebalance::change_map(self.inner.install_owners(), &cf.family, |map| {
             map.merge(index)?;
             Ok(ChangeKind::Merge { left: index })
         })

@@ -21,6 +21,7 @@ use crate::compaction::pick::Pick;
 use crate::db::background::compaction_pick::CompactionTask;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs::OutputPlan;
+use crate::db::background::owners::InstallOwners;
 use crate::db::background::subcompaction::{self, Compacted};
 use crate::db::background::warm_outputs::{self, WarmPass};
 use crate::db::background::warm_plan::WarmPlan;
@@ -105,7 +106,7 @@ fn compact_and_install(
 ) -> Result<Vec<u64>> {
     if let Pick::Drop { files } = &task.pick {
         db.context.fault_point("drop.before_install")?;
-        install_compaction(db, task, None)?;
+        install_compaction(db.install_owners(), &db.pacing, task, None)?;
         db.observers.stats().add(Ticker::TablesDropped, files.len() as u64);
         let now_ms = db.context.clock().unix_ms();
         let expired = files.iter().map(|(_, file)| &file.content);
@@ -117,7 +118,7 @@ fn compact_and_install(
     }
     if let Pick::TrivialMove { .. } = &task.pick {
         db.observers.stats().add(Ticker::TrivialMoves, 1);
-        install_compaction(db, task, None)?;
+        install_compaction(db.install_owners(), &db.pacing, task, None)?;
         tell_levels(&db.storage, task);
         return Ok(Vec::new());
     }
@@ -141,7 +142,7 @@ fn compact_and_install(
     let installed = db
         .context
         .fault_point("compaction.before_install")
-        .and_then(|()| install_compaction(db, task, Some(&compacted)));
+        .and_then(|()| install_compaction(db.install_owners(), &db.pacing, task, Some(&compacted)));
     match &installed {
         Ok(()) => numbers.note_installed(),
         Err(_) => db.storage.discard(&compacted.output, Order::none()),
@@ -233,7 +234,8 @@ fn uncompressed_bytes(options: &CfOptions, pick: &Pick) -> u64 {
 }
 
 fn install_compaction(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
+    pacing: &Pacing,
     task: &CompactionTask,
     compacted: Option<&Compacted>,
 ) -> Result<()> {
@@ -262,12 +264,12 @@ fn install_compaction(
         }
     }
     {
-        let mut manifest = db.storage.lock_manifest(Order::none());
+        let mut manifest = owners.storage.lock_manifest(Order::none());
         family.check_alive()?;
         // A user's thread may reach this point after the close.
-        db.context.check_open()?;
+        owners.context.check_open()?;
         if manifest.version(cf).is_some_and(|version| version.values().heirs().next().is_some()) {
-            db.context.fault_point("inherit.before_prune")?;
+            owners.context.fault_point("inherit.before_prune")?;
         }
         if let (Some(compacted), Some(version)) = (compacted, manifest.version(cf))
             && !has(Defect::EntriesAheadOfTheirEdit)
@@ -275,27 +277,28 @@ fn install_compaction(
             add_invalid_files(&mut edit, version, &compacted.output);
         }
         let kept = manifest.space_figures(cf);
-        let share = keep_space(&mut edit, &db.jobs.lock(manifest.order()), kept, task, compacted);
+        let share =
+            keep_space(&mut edit, &owners.jobs.lock(manifest.order()), kept, task, compacted);
         let built = manifest.apply(edit)?;
-        let mut state = db.jobs.lock(manifest.order());
-        db.view.republish_built(&mut state, built);
+        let mut state = owners.jobs.lock(manifest.order());
+        owners.view.republish_built(&mut state, built);
         if let Some(share) = share {
             state.space_mut(cf).set_shadow_share(share);
         }
         space::note_install(
-            &db.context,
-            &db.storage,
-            &db.view,
+            owners.context,
+            owners.storage,
+            owners.view,
             &mut state,
             family,
             Some(SpaceEvent::GarbageFound),
         );
         if let Some(compacted) = compacted {
-            measure_l0(&db.pacing, &state, pick, &compacted.output);
+            measure_l0(pacing, &state, pick, &compacted.output);
         }
     }
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
-    tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));
+    tell_compaction(owners.observers, task, inputs, compacted.unwrap_or(&moved));
     Ok(())
 }
 

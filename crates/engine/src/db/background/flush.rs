@@ -35,6 +35,7 @@ use crate::db::background::flush_plan::{FlushPlan, SealedView, WrittenView, plan
 use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs::{self, OutputPlan, output_bytes};
+use crate::db::background::owners::InstallOwners;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
 use crate::db::background::taken::{FetchRefused, FetchTerms, Taken};
@@ -43,6 +44,7 @@ use crate::db::background::{shard_cuts, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::away::AwayShard;
+use crate::db::state::balance::BucketChange;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
@@ -277,7 +279,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
     let tables = task.tables_max() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
     if let Some(shard) = only_shard(&db.jobs, task) {
-        set_first_map(db, &task.family, &shard, Order::none())?;
+        set_first_map(db.install_owners(), &task.family, &shard, Order::none())?;
     }
     let numbers = JobNumbers::new(db, Order::none());
     let output = write_shards(task, &numbers, place)?;
@@ -569,12 +571,12 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>>
 /// Only installed tables are checked: a caller whose edit has tables of the family already
 /// ([`adds_table`]) must not call this function, because the map might cut through them.
 pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
     family: &Family,
     shard: &Shard,
     order: Order<Held>,
 ) -> Result<()> {
-    let wanted = rebalance::buckets_initial(&db.context, &family.options);
+    let wanted = rebalance::buckets_initial(owners.context, &family.options);
     if wanted <= 1 || family.current.load().version.map().epoch().0 > 0 {
         return Ok(());
     }
@@ -585,7 +587,7 @@ pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     let map = BucketMap::new(archipelago_base::Epoch(1), boundaries)?;
     let buckets = map.len();
     {
-        let mut manifest = db.storage.lock_manifest(order);
+        let mut manifest = owners.storage.lock_manifest(order);
         // The version is checked under the lock. An ingestion may just have put a file into L0 that
         // the new map would cut through.
         let version = Arc::clone(&family.current.load().version);
@@ -595,13 +597,15 @@ pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
         let mut edit = VersionEdit::new();
         edit.push(Change::SetBucketMap { cf: family.id, map });
         let built = manifest.apply(edit)?;
-        db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+        owners.view.republish_built(&mut owners.jobs.lock(manifest.order()), built);
     }
     let reason = format!(
         "{buckets} buckets of equally many records, by the {} of the first memtable",
         shard.entries()
     );
-    rebalance::note_map_change(db, order, family, archipelago_base::Epoch(1), buckets, reason);
+    let unix_ms = owners.context.clock().unix_ms();
+    let change = BucketChange { unix_ms, epoch: archipelago_base::Epoch(1), buckets, reason };
+    rebalance::note_map_change(owners.observers, owners.jobs, order, family, change);
     Ok(())
 }
 

@@ -39,6 +39,7 @@ use crate::border::contained;
 use crate::db::background::flush;
 use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::owners::InstallOwners;
 use crate::db::background::taken::Taken;
 use crate::db::background::{job_specs, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
@@ -246,7 +247,7 @@ fn flush_memory(
         for memtable in sealed_memtables(&db.jobs, order, &family) {
             for shards in pending_runs(&db.jobs, order, &family, &memtable) {
                 if memtable.map.len() == 1 && !flush::adds_table(edit, family.id) {
-                    set_first_map(db, order, &family, &memtable)?;
+                    set_first_map(db.install_owners(), order, &family, &memtable)?;
                 }
                 let output = flush_run(numbers, order, &family, &memtable, shards)?;
                 flush::add_output(edit, family.id, &output);
@@ -314,14 +315,14 @@ fn taken_of(
 /// Makes the first bucket map by the keys of a memtable that has one shard. No table of the family
 /// may wait for the edit, because the map might cut through it.
 fn set_first_map(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
     order: Order<CommitLock>,
     family: &Family,
     memtable: &SealedInfo,
 ) -> Result<()> {
-    let taken = taken_of(&db.jobs, order, family, memtable, &(0..1));
+    let taken = taken_of(owners.jobs, order, family, memtable, &(0..1));
     match taken.first() {
-        Some(shard) => flush::set_first_map(db, family, shard, order),
+        Some(shard) => flush::set_first_map(owners, family, shard, order),
         None => Ok(()),
     }
 }

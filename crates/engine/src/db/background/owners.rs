@@ -11,7 +11,9 @@
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::jobs::Jobs;
+use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
+use crate::db::state::storage::Storage;
 use crate::db::write::disk_room::Disk;
 
 /// The owners that the pick of a compaction or of a garbage collection needs.
@@ -21,5 +23,15 @@ pub(crate) struct PickOwners<'a> {
     pub(crate) pacing: &'a Pacing,
     pub(crate) jobs: &'a Jobs,
     pub(crate) disk: &'a Disk,
+    pub(crate) view: &'a ReadView,
+}
+
+/// The owners that the install of an edit changes, and those that it notifies.
+#[derive(Clone, Copy)]
+pub(crate) struct InstallOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) storage: &'a Storage,
+    pub(crate) observers: &'a Observers,
+    pub(crate) jobs: &'a Jobs,
     pub(crate) view: &'a ReadView,
 }

@@ -33,14 +33,15 @@ use archipelago_base::{CfId, Epoch, Error, ErrorKind, Result};
 use crate::border::contained;
 use crate::bucket::{BUCKETS_MAX, BucketMap};
 use crate::db::background::compaction_pick::CompactionTask;
+use crate::db::background::owners::InstallOwners;
 use crate::db::background::scheduler::Task;
-use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::balance::{Balance, BucketChange};
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::Memtable;
+use crate::db::state::observers::Observers;
 use crate::db::state::running_jobs::RunningKind;
 use crate::event::Event;
 use crate::key::KeyRange;
@@ -176,12 +177,12 @@ pub(crate) fn next_rebalance(view: &ReadView, state: &mut JobState) -> Option<Ta
 }
 
 /// Makes a wanted change. Afterwards it is not running any more.
-pub(crate) fn run_map_task(db: &DbInner, task: &MapTask) -> Result<()> {
+pub(crate) fn run_map_task(owners: InstallOwners<'_>, task: &MapTask) -> Result<()> {
     let what = format!("a change of the bucket map of \"{}\"", task.family.name);
-    let result = contained(&what, || install_wanted(db, task));
+    let result = contained(&what, || install_wanted(owners, task));
     // A file or job that came in between makes the change impossible now. It stays wanted.
     let refused = matches!(&result, Err(error) if error.kind() == ErrorKind::Busy);
-    let mut state = db.jobs.lock(Order::none());
+    let mut state = owners.jobs.lock(Order::none());
     state.end(task.job_id);
     if let Some(balance) = state.known_balance_mut(task.family.id)
         && result.is_err()
@@ -190,14 +191,14 @@ pub(crate) fn run_map_task(db: &DbInner, task: &MapTask) -> Result<()> {
         balance.forget_wanted();
     }
     drop(state);
-    db.jobs.notify_progress();
-    db.jobs.wake();
+    owners.jobs.notify_progress();
+    owners.jobs.wake();
     if refused { Ok(()) } else { result }
 }
 
-fn install_wanted(db: &DbInner, task: &MapTask) -> Result<()> {
-    db.context.fault_point("buckets.picked")?;
-    install_map(db, &task.family, |version, state| {
+fn install_wanted(owners: InstallOwners<'_>, task: &MapTask) -> Result<()> {
+    owners.context.fault_point("buckets.picked")?;
+    install_map(owners, &task.family, |version, state| {
         if version.map().epoch() != task.epoch {
             return Err(Error::busy("the bucket map has changed meanwhile"));
         }
@@ -212,15 +213,15 @@ fn install_wanted(db: &DbInner, task: &MapTask) -> Result<()> {
 /// Makes a change on a user's request, which `decide` chooses from the present map. Fails with
 /// `Busy` if background work is paused, or if the change does not fit now.
 pub(crate) fn change_map(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
     family: &Arc<Family>,
     decide: impl FnOnce(&BucketMap) -> Result<ChangeKind>,
 ) -> Result<()> {
-    db.context.check_open()?;
-    db.context.refuse_read_only()?;
-    db.observers.health().check_writable()?;
+    owners.context.check_open()?;
+    owners.context.refuse_read_only()?;
+    owners.observers.health().check_writable()?;
     let job_id = {
-        let mut state = db.jobs.lock(Order::none());
+        let mut state = owners.jobs.lock(Order::none());
         if state.is_paused() {
             return Err(Error::busy(
                 "background work is paused, by another change of buckets or while the log is \
@@ -231,7 +232,7 @@ pub(crate) fn change_map(
         state.start(RunningKind::MapChange { cf: family.id, range: KeyRange::all() })
     };
     let install = || {
-        install_map(db, family, |version, state| {
+        install_map(owners, family, |version, state| {
             let kind = decide(version.map())?;
             let (running, flushes) = (state.running().compactions(), state.flush_ranges(family.id));
             can_change_map(version, kind.touched(version.map()), &running, &flushes)?;
@@ -240,34 +241,34 @@ pub(crate) fn change_map(
         })
     };
     let result = contained("a change of the bucket map on request", install);
-    let mut state = db.jobs.lock(Order::none());
+    let mut state = owners.jobs.lock(Order::none());
     state.end(job_id);
     state.unpause();
     drop(state);
-    db.jobs.notify_progress();
-    db.jobs.wake();
+    owners.jobs.notify_progress();
+    owners.jobs.wake();
     result
 }
 
 /// Changes the map by one edit, if `decide` says so (manifest and jobs locks held).
 fn install_map(
-    db: &DbInner,
+    owners: InstallOwners<'_>,
     family: &Arc<Family>,
     decide: impl FnOnce(&Version, &JobState) -> Result<(ChangeKind, String)>,
 ) -> Result<()> {
-    let mut manifest = db.storage.lock_manifest(Order::none());
+    let mut manifest = owners.storage.lock_manifest(Order::none());
     family.check_alive()?;
     let version = Arc::clone(&family.current.load().version);
-    let (kind, reason) = decide(&version, &db.jobs.lock(manifest.order()))?;
+    let (kind, reason) = decide(&version, &owners.jobs.lock(manifest.order()))?;
     let map = kind.apply(version.map())?;
-    db.context.fault_point("buckets.before_change")?;
+    owners.context.fault_point("buckets.before_change")?;
     let (epoch, buckets) = (map.epoch(), map.len());
     let mut edit = VersionEdit::new();
     edit.push(Change::SetBucketMap { cf: family.id, map });
     let built = manifest.apply(edit)?;
     {
-        let mut state = db.jobs.lock(manifest.order());
-        db.view.republish_built(&mut state, built);
+        let mut state = owners.jobs.lock(manifest.order());
+        owners.view.republish_built(&mut state, built);
         if let Some(balance) = state.known_balance_mut(family.id) {
             balance.note_made(&kind, epoch);
         }
@@ -275,32 +276,29 @@ fn install_map(
     drop(manifest);
     match &kind {
         ChangeKind::Split { keys } => {
-            db.observers.stats().add(Ticker::BucketSplits, keys.len() as u64);
+            owners.observers.stats().add(Ticker::BucketSplits, keys.len() as u64);
         }
-        ChangeKind::Merge { .. } => db.observers.stats().add(Ticker::BucketMerges, 1),
+        ChangeKind::Merge { .. } => owners.observers.stats().add(Ticker::BucketMerges, 1),
     }
-    note_map_change(db, Order::none(), family, epoch, buckets, reason);
+    let change = BucketChange { unix_ms: owners.context.clock().unix_ms(), epoch, buckets, reason };
+    note_map_change(owners.observers, owners.jobs, Order::none(), family, change);
     Ok(())
 }
 
 /// Counts a change that was made, adds it to the history, and sends an event.
 pub(crate) fn note_map_change<Held: Before<JobsLock>>(
-    db: &DbInner,
+    observers: &Observers,
+    jobs: &Jobs,
     order: Order<Held>,
     family: &Family,
-    epoch: Epoch,
-    buckets: usize,
-    reason: String,
+    change: BucketChange,
 ) {
-    db.observers.stats().add(Ticker::BucketMapChanges, 1);
+    observers.stats().add(Ticker::BucketMapChanges, 1);
+    let BucketChange { epoch, buckets, .. } = change;
+    let reason = change.reason.clone();
     tracing::info!(family = family.name, %epoch, buckets, reason, "bucket map changed");
-    let unix_ms = db.context.clock().unix_ms();
-    {
-        let mut state = db.jobs.lock(order);
-        let balance = state.balance_mut(family.id);
-        balance.remember(BucketChange { unix_ms, epoch, buckets, reason: reason.clone() });
-    }
-    db.observers.tell(&Event::BucketMapChanged { cf: family.id, epoch, buckets, reason });
+    jobs.lock(order).balance_mut(family.id).remember(change);
+    observers.tell(&Event::BucketMapChanged { cf: family.id, epoch, buckets, reason });
 }
 
 /// The newest map changes since the open, oldest first.

@@ -598,7 +598,9 @@ fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Resu
             db.jobs.lock(Order::none()).end_readying(memtable.id);
             result
         }
-        Task::ChangeMap(task) => unless_dropped(&task.family, rebalance::run_map_task(db, task)),
+        Task::ChangeMap(task) => {
+            unless_dropped(&task.family, rebalance::run_map_task(db.install_owners(), task))
+        }
         Task::Flush(task) => unless_dropped(&task.family, flush::run_flush_task(db, task)),
         Task::Compact(task) => {
             let end = compaction::run_compaction_task(db, task);

@@ -35,7 +35,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::border::{Border, contained};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::owners::PickOwners;
+use crate::db::background::owners::{InstallOwners, PickOwners};
 use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{job_specs, space};
 use crate::db::inner::DbInner;
@@ -417,7 +417,7 @@ fn install_or_discard(
         .context
         .fault_point("gc.after_write")
         .and_then(|()| db.context.fault_point("gc.before_install"))
-        .and_then(|()| install_gc(db, task, spec, &collected));
+        .and_then(|()| install_gc(db.install_owners(), task, spec, &collected));
     match installed {
         Ok(Installed::Heir) => numbers.note_installed(),
         _ => db.storage.discard(&collected, Order::none()),
@@ -556,15 +556,20 @@ enum Installed {
     Nothing,
 }
 
-fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) -> Result<Installed> {
+fn install_gc(
+    owners: InstallOwners<'_>,
+    task: &GcTask,
+    spec: &GcSpec,
+    output: &JobOutput,
+) -> Result<Installed> {
     let (family, cf) = (&task.family, task.family.id);
     let [heir] = output.value_files.as_slice() else {
         return Err(Error::internal("a garbage collection has no heir"));
     };
     let replaced = {
-        let mut manifest = db.storage.lock_manifest(Order::none());
+        let mut manifest = owners.storage.lock_manifest(Order::none());
         family.check_alive()?;
-        db.context.check_open()?;
+        owners.context.check_open()?;
         let Some(version) = manifest.version(cf).map(Arc::clone) else {
             return Err(Error::internal("a living family has no version"));
         };
@@ -575,25 +580,25 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
         let mut edit = heir_edit(cf, heir, &replaced);
         inherit_of_removed(&mut edit, &version, spec, &replaced);
         let kept = manifest.space_figures(cf);
-        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, kept, None);
+        space::keep_figures(&mut edit, &owners.jobs.lock(manifest.order()), cf, kept, None);
         let built = manifest.apply(edit)?;
-        let mut state = db.jobs.lock(manifest.order());
-        db.view.republish_built(&mut state, built);
+        let mut state = owners.jobs.lock(manifest.order());
+        owners.view.republish_built(&mut state, built);
         if task.reason == GcReason::Space {
-            let ns = db.context.clock().now_ns().saturating_sub(task.started_ns);
+            let ns = owners.context.clock().now_ns().saturating_sub(task.started_ns);
             state.space_mut(cf).note_freed(bytes_freed(task, output), ns);
         }
         space::note_install(
-            &db.context,
-            &db.storage,
-            &db.view,
+            owners.context,
+            owners.storage,
+            owners.view,
             &mut state,
             family,
             Some(SpaceEvent::GarbageFound),
         );
         replaced
     };
-    tell_gc(&db.observers, task, output, &replaced);
+    tell_gc(owners.observers, task, output, &replaced);
     Ok(Installed::Heir)
 }
 

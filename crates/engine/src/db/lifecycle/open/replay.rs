@@ -333,7 +333,7 @@ impl<'a> Replay<'a> {
         if let [shard] = &*memtable.shards
             && !flush::adds_table(&self.outputs, family.id)
         {
-            flush::set_first_map(self.inner, family, shard, Order::none())?;
+            flush::set_first_map(self.inner.install_owners(), family, shard, Order::none())?;
         }
         let room = flush_room(memtable.charged_bytes(), task.tables_max() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;

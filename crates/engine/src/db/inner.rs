@@ -35,7 +35,7 @@
 
 use std::sync::Once;
 
-use crate::db::background::owners::{InstallOwners, PickOwners};
+use crate::db::background::owners::{InstallOwners, JobOwners, PickOwners};
 use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
@@ -102,6 +102,17 @@ impl DbInner {
             storage: &self.storage,
             observers: &self.observers,
             jobs: &self.jobs,
+            view: &self.view,
+        }
+    }
+
+    /// The owners that the plan of a job and its run need.
+    pub(crate) fn job_owners(&self) -> JobOwners<'_> {
+        JobOwners {
+            context: &self.context,
+            storage: &self.storage,
+            jobs: &self.jobs,
+            disk: &self.disk,
             view: &self.view,
         }
     }

@@ -39,6 +39,7 @@ use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs::{self, JOB_OUTPUT_BYTES, OutputPlan};
+use crate::db::background::owners::JobOwners;
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -85,20 +86,20 @@ fn moment(context: &Context, view: &ReadView, writes: &WritePath) -> Moment {
     Moment { families: families.collect(), last_seq: commit.last_seq() }
 }
 
-fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
-    let moment = moment(&db.context, &db.view, &db.writes);
+fn checkpoint(owners: JobOwners<'_>, writes: &WritePath, dir: &Path) -> Result<()> {
+    let moment = moment(owners.context, owners.view, writes);
     let mut edit = VersionEdit::new();
     for (family, picture) in &moment.families {
-        link_files(&db.storage, &picture.readable, dir)?;
-        for meta in export_memtables(db, family, picture, moment.last_seq, dir)? {
+        link_files(owners.storage, &picture.readable, dir)?;
+        for meta in export_memtables(owners, family, picture, moment.last_seq, dir)? {
             edit.add_file(family.id, 0, meta);
         }
         edit.flushed_through(family.id, KeyRange::all(), moment.last_seq);
     }
-    db.storage.fs().sync_dir(dir)?;
-    db.context.fault_point("checkpoint.before_manifest")?;
+    owners.storage.fs().sync_dir(dir)?;
+    owners.context.fault_point("checkpoint.before_manifest")?;
     // The counters may be newer than the moment, because they only grow.
-    let exporter = db.storage.lock_manifest(Order::none()).exporter();
+    let exporter = owners.storage.lock_manifest(Order::none()).exporter();
     let families = moment
         .families
         .iter()
@@ -109,7 +110,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
 /// Writes the records up to `through` in the memtables of `picture` to L0 tables in `dir`. Returns
 /// the metadata of these tables.
 fn export_memtables(
-    db: &DbInner,
+    owners: JobOwners<'_>,
     family: &Family,
     picture: &SuperVersion,
     through: SeqNo,
@@ -126,7 +127,7 @@ fn export_memtables(
     if shards.is_empty() {
         return Ok(Vec::new());
     }
-    let mut held = db.context.budget().hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
+    let mut held = owners.context.budget().hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
     let children = shards.iter().map(|(keys, home)| export_child(home, keys, through)).collect();
     let mut records = AsOfIterator::new(MergingIterator::new(children), through);
     records.seek_to_first();
@@ -147,7 +148,7 @@ fn export_memtables(
     let mut input = CompactionIterator::new(records, tombstones, rules);
     let bytes = shards.iter().map(|(_, home)| home.data_bytes()).sum();
     let cuts = picture.readable.map().boundaries().to_vec();
-    let numbers = JobNumbers::new(db, Order::none());
+    let numbers = JobNumbers::new(owners, Order::none());
     let mut spec = job_specs::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
     // The tables lie in the directory of the checkpoint, where no sweep looks.
     numbers.note_installed();
@@ -157,7 +158,7 @@ fn export_memtables(
     held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
     let kept = input.take_tombstones();
     let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-    let context = job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let context = job_specs::job_context(owners, &NoShards);
     let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
     Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
 }
@@ -257,7 +258,7 @@ pub(crate) fn make_checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
         )));
     }
     fs.create_dir_all(dir)?;
-    let result = checkpoint(db, dir);
+    let result = checkpoint(db.job_owners(), &db.writes, dir);
     // The export may have been the last holder of files that are obsolete by now.
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     if result.is_err()

@@ -117,7 +117,7 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     files: &[P],
     options: &IngestOptions,
 ) -> Result<()> {
-    let numbers = JobNumbers::new(db, Order::none());
+    let numbers = JobNumbers::new(db.job_owners(), Order::none());
     let mut taken = Taken { inner: db, files: Vec::new() };
     let mut metas = Vec::with_capacity(files.len());
     for path in files {
@@ -146,7 +146,7 @@ fn take_file(
     options: &IngestOptions,
     taken: &mut Vec<FileNo>,
 ) -> Result<FileMeta> {
-    let storage = &numbers.db().storage;
+    let storage = numbers.owners().storage;
     let no = FileNo(numbers.reserve(1)?.first);
     let target: PathBuf = storage.path_of(&sst_name(no));
     taken.push(no);
@@ -175,8 +175,8 @@ fn cut_at_buckets(
     metas: &[FileMeta],
     taken: &mut Vec<FileNo>,
 ) -> Result<Vec<FileMeta>> {
-    let db = numbers.db();
-    let compactions = db.jobs.lock(Order::none()).running().compactions();
+    let owners = numbers.owners();
+    let compactions = owners.jobs.lock(Order::none()).running().compactions();
     let mut pieces = Vec::with_capacity(metas.len());
     for meta in metas {
         // With any other condition than that of the install, the caller would repeat the cut
@@ -197,15 +197,12 @@ fn cut_at_buckets(
             inputs: vec![Input { level: 0, meta: meta.clone() }],
             range,
             subrange: None,
-            retention: job_specs::retention(&db.context, &db.view, family, Below::Everything),
+            retention: job_specs::retention(owners.context, owners.view, family, Below::Everything),
             output,
-            readahead_bytes: db.context.options().compaction_readahead_bytes as u32,
-            direct_reads: db.context.options().direct_background_io,
+            readahead_bytes: owners.context.options().compaction_readahead_bytes as u32,
+            direct_reads: owners.context.options().direct_background_io,
         };
-        let output = run_compaction(
-            &spec,
-            &job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards),
-        )?;
+        let output = run_compaction(&spec, &job_specs::job_context(owners, &NoShards))?;
         taken.extend(output.files.iter().map(FileMeta::file_no));
         pieces.extend(output.files);
     }

@@ -128,11 +128,12 @@ fn compact_and_install(
     disk_room::ensure_room(db, expected.saturating_add(inlined), "a compaction")?;
     let refs = task.pick.inputs().map(|(_, file)| &file.refs);
     let values = job_specs::value_plan(&db.storage, &task.family, refs);
-    let numbers = JobNumbers::new(db, Order::none());
+    let numbers = JobNumbers::new(db.job_owners(), Order::none());
     let mut spec = compaction_spec(&numbers, task)?;
     spec.output.values.clone_from(&values.spec);
     spec.output.values.invalid = job_specs::invalid_numbers(&numbers, &spec)?;
-    let compacted = subcompaction::run_compaction(&numbers, task, &spec, place);
+    let compacted =
+        subcompaction::run_compaction(&numbers, &db.observers, &db.pacing, task, &spec, place);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
     if has(Defect::EntriesAheadOfTheirEdit) {
@@ -162,20 +163,20 @@ fn tell_levels(storage: &Storage, CompactionTask { family, pick, .. }: &Compacti
 }
 
 fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<CompactionSpec> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let CompactionTask { family, version, pick, .. } = task;
     let range = pick.range();
     let to = pick.to();
     let cuts = match to {
         0 => {
-            let mut cuts = db.jobs.lock(Order::none()).l0_cuts(version);
-            cuts.extend(disk_room::room_cuts(&db.disk, version));
+            let mut cuts = owners.jobs.lock(Order::none()).l0_cuts(version);
+            cuts.extend(disk_room::room_cuts(owners.disk, version));
             cuts.sort_unstable();
             cuts.dedup();
             cuts
         }
         // No file of the base level lies across a bucket boundary that is planned.
-        to if to == version.base_level() => db.jobs.lock(Order::none()).l0_cuts(version),
+        to if to == version.base_level() => owners.jobs.lock(Order::none()).l0_cuts(version),
         _ => Vec::new(),
     };
     let below = match pick {
@@ -212,10 +213,10 @@ fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<Co
         inputs,
         range,
         subrange: None,
-        retention: job_specs::retention(&db.context, &db.view, family, below),
+        retention: job_specs::retention(owners.context, owners.view, family, below),
         output: job_specs::output_spec(numbers, family, plan)?,
-        readahead_bytes: job_specs::readahead_bytes(&db.context, pick.inputs().count()),
-        direct_reads: db.context.options().direct_background_io,
+        readahead_bytes: job_specs::readahead_bytes(owners.context, pick.inputs().count()),
+        direct_reads: owners.context.options().direct_background_io,
     })
 }
 

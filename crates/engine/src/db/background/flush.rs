@@ -281,8 +281,8 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
     if let Some(shard) = only_shard(&db.jobs, task) {
         set_first_map(db.install_owners(), &task.family, &shard, Order::none())?;
     }
-    let numbers = JobNumbers::new(db, Order::none());
-    let output = write_shards(task, &numbers, place)?;
+    let numbers = JobNumbers::new(db.job_owners(), Order::none());
+    let output = write_shards(db, task, &numbers, place)?;
     let installed = db
         .context
         .fault_point("flush.before_install")
@@ -305,11 +305,11 @@ fn only_shard(jobs: &Jobs, task: &FlushTask) -> Option<Arc<Shard>> {
 /// Writes the files of a flush: its shards in parallel, on at most `max_background_jobs` threads.
 /// If several threads write, the log is synced meanwhile, unless the install needs no sync.
 fn write_shards(
+    db: &DbInner,
     task: &FlushTask,
     numbers: &JobNumbers<'_>,
     place: &FlushPlace,
 ) -> Result<JobOutput> {
-    let db = numbers.db();
     let started_ns = db.context.clock().now_ns();
     let cancel = Cancel::under(db.context.closing());
     let (mut works, mut parts): (Vec<SizedWork>, Vec<FlushPart>) = Default::default();
@@ -333,7 +333,9 @@ fn write_shards(
         left -= 1;
         match parts[work] {
             // The edit follows the last shard.
-            FlushPart::Shard(at) if left > 0 => written_shards::publish(numbers, task, at, output),
+            FlushPart::Shard(at) if left > 0 => {
+                written_shards::publish(numbers, &db.observers, &db.pacing, task, at, output)
+            }
             _ => Ok(()),
         }
     };
@@ -365,20 +367,17 @@ fn shard_work(
     place: &FlushPlace,
     work: PartWork<'_>,
 ) -> Result<Work> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let PartWork { part, taken, cancel } = work;
     let spec = flush_spec(numbers, task, part, taken.refs())?;
     let taken = match taken.is_apart() {
-        true => taken.bounded(fetch_terms(&db.context, &db.jobs, task, cancel)),
+        true => taken.bounded(fetch_terms(owners.context, owners.jobs, task, cancel)),
         false => taken,
     };
     let warm = task.memtables.iter().any(|taken| taken.info.was_read);
-    let context = JobContext {
-        cancel: cancel.clone(),
-        warm,
-        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
-    };
-    let (executor, fault) = (Arc::clone(&place.executor), db.context.fault());
+    let context =
+        JobContext { cancel: cancel.clone(), warm, ..job_specs::job_context(owners, &NoShards) };
+    let (executor, fault) = (Arc::clone(&place.executor), owners.context.fault());
     let has_failed = Arc::clone(&place.has_failed);
     let border = Border::new("job executor", executor.name(), Some(&task.family.name));
     let entries = taken.entries();
@@ -456,9 +455,9 @@ pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
     part: FlushPart,
     refs: Vec<ShardRef>,
 ) -> Result<FlushSpec> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let version = Arc::clone(&task.family.current.load().version);
-    let cuts = [&task.planned_cuts[..], &disk_room::room_cuts(&db.disk, &version)].concat();
+    let cuts = [&task.planned_cuts[..], &disk_room::room_cuts(owners.disk, &version)].concat();
     let cuts = version.map().boundaries_and(&cuts);
     let bytes = task.data_bytes(part);
     let range = task.range_of(part);
@@ -466,7 +465,12 @@ pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
         cf: task.family.id.0,
         range,
         shards: refs,
-        retention: job_specs::retention(&db.context, &db.view, &task.family, Below::Everything),
+        retention: job_specs::retention(
+            owners.context,
+            owners.view,
+            &task.family,
+            Below::Everything,
+        ),
         output: job_specs::output_spec(numbers, &task.family, OutputPlan::l0(cuts, bytes))?,
     })
 }

@@ -22,13 +22,13 @@ use std::cell::RefCell;
 
 use archipelago_base::Result;
 
-use crate::db::inner::DbInner;
+use crate::db::background::owners::JobOwners;
 use crate::job::spec::FileNumbers;
 use crate::lock_order::{Before, ManifestLock, NoLock, Order};
 
 /// The numbers that one attempt of a job may use.
 pub(crate) struct JobNumbers<'a, Held = NoLock> {
-    db: &'a DbInner,
+    owners: JobOwners<'a>,
     /// Locks of the thread that plans the job.
     order: Order<Held>,
     reserved: RefCell<Vec<FileNumbers>>,
@@ -36,18 +36,18 @@ pub(crate) struct JobNumbers<'a, Held = NoLock> {
 
 impl<'a, Held: Before<ManifestLock>> JobNumbers<'a, Held> {
     /// An empty set of numbers, for a job that a thread plans under the locks of `order`.
-    pub(crate) fn new(db: &'a DbInner, order: Order<Held>) -> Self {
-        Self { db, order, reserved: RefCell::default() }
+    pub(crate) fn new(owners: JobOwners<'a>, order: Order<Held>) -> Self {
+        Self { owners, order, reserved: RefCell::default() }
     }
 
-    /// The database of the job.
-    pub(crate) fn db(&self) -> &'a DbInner {
-        self.db
+    /// The owners that the plan of the job needs.
+    pub(crate) fn owners(&self) -> JobOwners<'a> {
+        self.owners
     }
 
     /// Reserves `count` consecutive numbers for the job.
     pub(crate) fn reserve(&self, count: u64) -> Result<FileNumbers> {
-        let numbers = self.db.storage.reserve_numbers(count, self.order)?;
+        let numbers = self.owners.storage.reserve_numbers(count, self.order)?;
         self.reserved.borrow_mut().push(numbers);
         Ok(numbers)
     }
@@ -91,9 +91,9 @@ impl<Held> Drop for JobNumbers<'_, Held> {
             // The edit may have been made. The next open removes the files that it does not name.
             return;
         }
-        let now_ns = self.db.context.clock().now_ns();
+        let now_ns = self.owners.context.clock().now_ns();
         for numbers in self.reserved.take() {
-            self.db.storage.strays().note_ended(numbers, now_ns);
+            self.owners.storage.strays().note_ended(numbers, now_ns);
         }
     }
 }

@@ -20,10 +20,10 @@ use archipelago_base::Result;
 
 use crate::compaction::job::CompactionSpec;
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::owners::JobOwners;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::gc::invalid;
@@ -61,7 +61,7 @@ pub(crate) fn invalid_numbers(
     spec: &CompactionSpec,
 ) -> Result<FileNumbers> {
     let has_refs = spec.inputs.iter().any(|input| !input.meta.refs.is_empty());
-    if !has_refs || !numbers.db().jobs.executor().prefers_invalid_files() {
+    if !has_refs || !numbers.owners().jobs.executor().prefers_invalid_files() {
         return Ok(FileNumbers::default());
     }
     let raw_bytes = spec.inputs.iter().map(|input| input.meta.raw_bytes).sum();
@@ -192,26 +192,26 @@ pub(crate) fn output_spec<Held: Before<ManifestLock>>(
     family: &Family,
     plan: OutputPlan,
 ) -> Result<OutputSpec> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let OutputPlan { level, cuts, grandparents, written_bytes, value_bytes } = plan;
     let options = &family.options;
-    let on_disk = db.disk.table_bytes(options.target_file_bytes);
+    let on_disk = owners.disk.table_bytes(options.target_file_bytes);
     // Tables of L0 are cut by size only on small disks.
     let is_whole = level == 0 && on_disk == options.target_file_bytes;
     let table_bytes = match level {
         0 => on_disk,
-        _ => db.context.memory_shares().table_bytes(on_disk),
+        _ => owners.context.memory_shares().table_bytes(on_disk),
     };
     let tables =
         OutputSpec::file_numbers_wanted(written_bytes, table_bytes, cuts.len(), &grandparents);
     let count = tables.saturating_add(value_numbers_wanted(options, value_bytes));
     let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
     Ok(OutputSpec {
-        dir: db.storage.dir().to_owned(),
+        dir: owners.storage.dir().to_owned(),
         cf_name: family.name.clone(),
         level: level as u8,
         file_numbers: numbers.reserve(count)?,
-        unique_seed: db.context.unique_seed(),
+        unique_seed: owners.context.unique_seed(),
         target_file_bytes,
         cuts,
         grandparents,
@@ -222,8 +222,8 @@ pub(crate) fn output_spec<Held: Before<ManifestLock>>(
             options.compression
         },
         bloom_bits_per_key: options.bloom_bits_per_key,
-        created_unix_ms: db.context.clock().unix_ms(),
-        direct_io: db.context.options().direct_background_io,
+        created_unix_ms: owners.context.clock().unix_ms(),
+        direct_io: owners.context.options().direct_background_io,
         values: ValueSpec {
             separation_bytes: options.value_separation_bytes,
             value_file_bytes: options.value_file_bytes,
@@ -240,12 +240,10 @@ pub(crate) fn heir_spec(numbers: &JobNumbers<'_>, family: &Family) -> Result<Out
 
 /// Services for a job that runs in this process.
 pub(crate) fn job_context<'a>(
-    context: &Context,
-    storage: &Storage,
-    jobs: &Jobs,
-    view: &ReadView,
+    owners: JobOwners<'_>,
     shards: &'a dyn ShardSource,
 ) -> JobContext<'a> {
+    let JobOwners { context, storage, jobs, view, .. } = owners;
     JobContext {
         fs: Arc::clone(storage.fs()),
         registry: context.registry().clone(),

@@ -188,8 +188,8 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
     }
     let mut edit = VersionEdit::new();
     let mut outputs = Vec::new();
-    let numbers = JobNumbers::new(db, commit.order());
-    let installed = flush_memory(&numbers, commit.order(), &mut edit, &mut outputs)
+    let numbers = JobNumbers::new(db.job_owners(), commit.order());
+    let installed = flush_memory(db, &numbers, commit.order(), &mut edit, &mut outputs)
         .and_then(|()| log_segments::rotate_log(db, &mut commit))
         .and_then(|()| db.context.fault_point("resume.before_install"))
         .and_then(|()| install_memory(db, &commit, edit));
@@ -230,12 +230,12 @@ fn wait_for_flushes(context: &Context, jobs: &Jobs) -> Result<()> {
 
 /// Flushes every sealed memtable of every family (commit lock held, picks paused).
 fn flush_memory(
+    db: &DbInner,
     numbers: &JobNumbers<'_, CommitLock>,
     order: Order<CommitLock>,
     edit: &mut VersionEdit,
     outputs: &mut Vec<JobOutput>,
 ) -> Result<()> {
-    let db = numbers.db();
     for family in db.view.live_families() {
         for memtable in unready_memtables(&db.jobs, order, &family) {
             flush::ready_memtable(db, family.id, &memtable, order);
@@ -334,8 +334,8 @@ fn flush_run(
     memtable: &Arc<SealedInfo>,
     shards: std::ops::Range<usize>,
 ) -> Result<JobOutput> {
-    let db = numbers.db();
-    let taken = taken_of(&db.jobs, order, family, memtable, &shards);
+    let owners = numbers.owners();
+    let taken = taken_of(owners.jobs, order, family, memtable, &shards);
     let task = FlushTask {
         job_id: 0,
         family: Arc::clone(family),
@@ -346,7 +346,7 @@ fn flush_run(
     };
     run_flush(
         &flush::flush_spec(numbers, &task, FlushPart::Whole, taken.refs())?,
-        &job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),
+        &job_specs::job_context(owners, &taken),
     )
 }
 

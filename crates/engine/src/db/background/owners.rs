@@ -35,3 +35,13 @@ pub(crate) struct InstallOwners<'a> {
     pub(crate) jobs: &'a Jobs,
     pub(crate) view: &'a ReadView,
 }
+
+/// The owners that the plan of a job and its run need.
+#[derive(Clone, Copy)]
+pub(crate) struct JobOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) storage: &'a Storage,
+    pub(crate) jobs: &'a Jobs,
+    pub(crate) disk: &'a Disk,
+    pub(crate) view: &'a ReadView,
+}

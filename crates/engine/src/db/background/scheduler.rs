@@ -608,7 +608,9 @@ fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Resu
             unless_dropped(&task.family, end.written.map(drop))
         }
         Task::Gc(task) => unless_dropped(&task.family, gc::run_gc_task(db, task)),
-        Task::MergeInvalid(task) => unless_dropped(&task.family, invalid::run_merge_task(db, task)),
+        Task::MergeInvalid(task) => {
+            unless_dropped(&task.family, invalid::run_merge_task(db.job_owners(), task))
+        }
         Task::Send(task) => unless_dropped(&task.family, send::run_send_task(db, task)),
         Task::Rebuild(task) => rebuild::run_rebuild_task(db, task),
     }

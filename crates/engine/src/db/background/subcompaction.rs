@@ -32,9 +32,9 @@ use crate::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};
 use crate::db::background::compaction_pick::{self, CompactionTask};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs::{self, output_bytes};
+use crate::db::background::owners::JobOwners;
 use crate::db::background::parallel_job::{self, ParallelRun, Work};
 use crate::db::background::rebalance;
-use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::Jobs;
@@ -64,31 +64,33 @@ struct WorkTerms<'a> {
 /// Runs the compaction of `spec` at `place`, in parts if it is worth it.
 pub(crate) fn run_compaction(
     numbers: &JobNumbers<'_>,
+    observers: &Observers,
+    pacing: &Pacing,
     task: &CompactionTask,
     spec: &CompactionSpec,
     place: &JobPlace,
 ) -> Result<Compacted> {
-    let db = numbers.db();
-    let ranges = plan_parts(db, task, spec)?;
+    let owners = numbers.owners();
+    let ranges = plan_parts(owners, pacing, task, spec)?;
     let threads = ranges.len().max(1);
     let readahead = spec.open_at_once() * u64::from(spec.readahead_bytes) * threads as u64;
     let readahead = readahead.min(spec.input_bytes());
     let bytes = readahead + output_bytes(threads, spec.input_bytes());
-    let _held = db.context.budget().hold(MemoryClass::Job, bytes);
-    let cancel = Cancel::under(db.context.closing()).linked_to(&task.cancel);
+    let _held = owners.context.budget().hold(MemoryClass::Job, bytes);
+    let cancel = Cancel::under(owners.context.closing()).linked_to(&task.cancel);
     let terms = WorkTerms { place, cancel: &cancel };
     let works = match ranges.len() {
-        0 | 1 => vec![compaction_work(db, spec.clone(), &terms)],
+        0 | 1 => vec![compaction_work(owners, spec.clone(), &terms)],
         _ => {
             let work = |range| part_work(numbers, spec, range, &terms);
             ranges.into_iter().map(work).collect::<Result<_>>()?
         }
     };
-    let kind = priority_of(&db.context, &db.observers, &db.pacing, &db.jobs, task);
+    let kind = priority_of(owners.context, observers, pacing, owners.jobs, task);
     let run = ParallelRun { kind, cancel, threads: works.len() };
-    let compacted = run_works(&db.context, &db.storage, &db.jobs, spec, works, run, place);
+    let compacted = run_works(owners.context, owners.storage, owners.jobs, spec, works, run, place);
     for refused in place.take_removable() {
-        db.storage.discard(&refused, Order::none());
+        owners.storage.discard(&refused, Order::none());
     }
     compacted
 }
@@ -107,13 +109,18 @@ fn priority_of(
     if is_awaited { JobPriority::Normal } else { JobPriority::Low }
 }
 
-fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Result<Vec<KeyRange>> {
-    let most = parts_max(&db.context, &db.pacing, &db.jobs, task);
+fn plan_parts(
+    owners: JobOwners<'_>,
+    pacing: &Pacing,
+    task: &CompactionTask,
+    spec: &CompactionSpec,
+) -> Result<Vec<KeyRange>> {
+    let most = parts_max(owners.context, pacing, owners.jobs, task);
     let least = spec.output.target_file_bytes;
     let mut anchors = Vec::new();
     if most > 1 && spec.input_bytes() / 2 >= least {
         for (_, file) in task.pick.inputs() {
-            anchors.extend(anchors_of(&*db.view.tables().get(file)?, ANCHORS_PER_FILE));
+            anchors.extend(anchors_of(&*owners.view.tables().get(file)?, ANCHORS_PER_FILE));
         }
     }
     Ok(plan_subcompactions(anchors, most, least, &spec.range))
@@ -189,14 +196,14 @@ fn part_work(
     range: KeyRange,
     terms: &WorkTerms<'_>,
 ) -> Result<Work> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let mut spec = CompactionSpec { subrange: Some(range), ..spec.clone() };
     // Each part reserves the numbers that the whole job would need, because the size of a part is
     // an estimate.
     spec.output.file_numbers = numbers.reserve(spec.output.file_numbers.count)?;
     spec.output.values.invalid = job_specs::invalid_numbers(numbers, &spec)?;
-    spec.output.unique_seed = db.context.unique_seed();
-    let (work, fault) = (compaction_work(db, spec, terms), db.context.fault());
+    spec.output.unique_seed = owners.context.unique_seed();
+    let (work, fault) = (compaction_work(owners, spec, terms), owners.context.fault());
     Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("compaction.part"))?;
         work()
@@ -204,11 +211,9 @@ fn part_work(
 }
 
 /// A job for the executor.
-fn compaction_work(db: &DbInner, spec: CompactionSpec, terms: &WorkTerms<'_>) -> Work {
-    let context = JobContext {
-        cancel: terms.cancel.clone(),
-        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
-    };
+fn compaction_work(owners: JobOwners<'_>, spec: CompactionSpec, terms: &WorkTerms<'_>) -> Work {
+    let context =
+        JobContext { cancel: terms.cancel.clone(), ..job_specs::job_context(owners, &NoShards) };
     let place = terms.place.clone();
     let border = Border::new("job executor", place.executor().name(), Some(&spec.output.cf_name));
     Box::new(move || {

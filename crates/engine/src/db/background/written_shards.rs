@@ -41,6 +41,8 @@ use archipelago_base::{Error, Result};
 use crate::db::background::flush_task::{FlushPart, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::state::jobs::JobState;
+use crate::db::state::observers::Observers;
+use crate::db::state::pacing::Pacing;
 use crate::db::state::sealed::WrittenShard;
 use crate::db::write::stalling;
 use crate::job::JobOutput;
@@ -56,18 +58,20 @@ const SHARE_MIN: u64 = 64;
 /// published files.
 pub(crate) fn publish(
     numbers: &JobNumbers<'_>,
+    observers: &Observers,
+    pacing: &Pacing,
     task: &FlushTask,
     shard: usize,
     output: &JobOutput,
 ) -> Result<()> {
-    let db = numbers.db();
+    let owners = numbers.owners();
     let (own, whole) = (task.data_bytes(FlushPart::Shard(shard)), task.whole_bytes());
     if own.saturating_mul(SHARE_MIN) < whole {
         return Ok(());
     }
-    db.context.fault_point("flush.shard_written")?;
+    owners.context.fault_point("flush.shard_written")?;
     let family = &task.family;
-    let trash = db.storage.trash();
+    let trash = owners.storage.trash();
     let tables = output.files.iter().map(|meta| trash.unnamed_table(meta.clone())).collect();
     let values = output.value_files.iter();
     let value_files = values.map(|meta| trash.unnamed_value_file(meta.clone())).collect();
@@ -82,7 +86,7 @@ pub(crate) fn publish(
         tables,
         value_files,
     };
-    let mut state = db.jobs.lock(Order::none());
+    let mut state = owners.jobs.lock(Order::none());
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     output.files.iter().for_each(|meta| numbers.keep(meta.no));
     output.value_files.iter().for_each(|meta| numbers.keep(meta.no));
@@ -96,11 +100,11 @@ pub(crate) fn publish(
         }
     }
     tracker.add_written(written);
-    db.view.republish(&mut state, family, None);
+    owners.view.republish(&mut state, family, None);
     drop(state);
-    family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
-    db.jobs.notify_progress();
+    family.backlog_since_ns.store(owners.context.clock().now_ns(), Ordering::Relaxed);
+    stalling::recompute_stall(owners.context, observers, pacing, owners.jobs, family);
+    owners.jobs.notify_progress();
     Ok(())
 }
 
@@ -136,5 +140,5 @@ pub(crate) fn discard_unpublished(numbers: &JobNumbers<'_>, output: &JobOutput) 
     let mut left = output.clone();
     left.files.retain(|meta| numbers.contains(meta.no));
     left.value_files.retain(|meta| numbers.contains(meta.no));
-    numbers.db().storage.discard(&left, Order::none());
+    numbers.owners().storage.discard(&left, Order::none());
 }

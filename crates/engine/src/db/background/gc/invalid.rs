@@ -18,7 +18,7 @@ use archipelago_base::{CfId, Error, FileNo, Result};
 use crate::border::contained;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs;
-use crate::db::inner::DbInner;
+use crate::db::background::owners::JobOwners;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -103,17 +103,17 @@ pub(crate) fn is_merge_due(context: &Context, view: &ReadView, state: &mut JobSt
 }
 
 /// Runs a picked merge and installs it. Afterwards it is not running any more.
-pub(crate) fn run_merge_task(db: &DbInner, task: &MergeTask) -> Result<()> {
-    let result = contained(&task.name(), || merge_and_install(db, task));
-    let now_ns = db.context.clock().now_ns();
-    let mut state = db.jobs.lock(Order::none());
+pub(crate) fn run_merge_task(owners: JobOwners<'_>, task: &MergeTask) -> Result<()> {
+    let result = contained(&task.name(), || merge_and_install(owners, task));
+    let now_ns = owners.context.clock().now_ns();
+    let mut state = owners.jobs.lock(Order::none());
     state.end(task.job_id);
     if result.is_err() && task.family.check_alive().is_ok() {
         let failures = state.space_mut(task.family.id).merge_failures_mut();
         task.inputs.iter().for_each(|input| failures.note_failure(input.no, now_ns));
     }
     drop(state);
-    db.jobs.notify_progress();
+    owners.jobs.notify_progress();
     result
 }
 
@@ -123,34 +123,38 @@ fn counts(values: &ValueFiles, no: u64, install_no: u64) -> bool {
     values.get(current).is_some_and(|file| current == no || install_no > file.basis)
 }
 
-fn merge_and_install(db: &DbInner, task: &MergeTask) -> Result<()> {
-    let numbers = JobNumbers::new(db, Order::none());
+fn merge_and_install(owners: JobOwners<'_>, task: &MergeTask) -> Result<()> {
+    let numbers = JobNumbers::new(owners, Order::none());
     let spec = job_specs::heir_spec(&numbers, &task.family)?;
-    let context = job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let context = job_specs::job_context(owners, &NoShards);
     let source = InvalidSource {
         cf: task.family.id.0,
         dir: spec.dir(),
-        direct_reads: db.context.options().direct_background_io,
+        direct_reads: owners.context.options().direct_background_io,
         context: &context,
     };
     let inputs: Vec<InvalidFileMeta> = task.inputs.iter().map(|file| file.meta().clone()).collect();
     let values = task.version.values();
     let merged = merge_invalid(&inputs, |no, at| counts(values, no, at), &spec, source)?;
-    let installed = db
+    let installed = owners
         .context
         .fault_point("invalid.before_install")
-        .and_then(|()| install(db, task, merged.as_ref()));
+        .and_then(|()| install(owners, task, merged.as_ref()));
     if installed.is_ok() {
         numbers.note_installed();
     } else {
         let output =
             JobOutput { invalid_files: merged.into_iter().collect(), ..JobOutput::default() };
-        db.storage.discard(&output, Order::none());
+        owners.storage.discard(&output, Order::none());
     }
     installed
 }
 
-fn install(db: &DbInner, task: &MergeTask, merged: Option<&InvalidFileMeta>) -> Result<()> {
+fn install(
+    owners: JobOwners<'_>,
+    task: &MergeTask,
+    merged: Option<&InvalidFileMeta>,
+) -> Result<()> {
     let cf = task.family.id;
     let mut edit = VersionEdit::new();
     for input in &task.inputs {
@@ -159,13 +163,13 @@ fn install(db: &DbInner, task: &MergeTask, merged: Option<&InvalidFileMeta>) -> 
     if let Some(meta) = merged {
         edit.push(Change::AddInvalidFile { cf, meta: Box::new(meta.clone()) });
     }
-    let mut manifest = db.storage.lock_manifest(Order::none());
+    let mut manifest = owners.storage.lock_manifest(Order::none());
     task.family.check_alive()?;
-    db.context.check_open()?;
+    owners.context.check_open()?;
     if manifest.version(cf).is_none() {
         return Err(Error::internal("a living family has no version"));
     }
     let built = manifest.apply(edit)?;
-    db.view.republish_built(&mut db.jobs.lock(manifest.order()), built);
+    owners.view.republish_built(&mut owners.jobs.lock(manifest.order()), built);
     Ok(())
 }

@@ -369,13 +369,13 @@ fn collect_by_invalid_files(attempt: &GcAttempt<'_>) -> Result<()> {
         ancestors: values.ancestors(input.no).collect(),
         records: values.refs(input.no).records,
     });
-    let numbers = JobNumbers::new(db, Order::none());
+    let numbers = JobNumbers::new(db.job_owners(), Order::none());
     let mut spec = gc_spec(&numbers, task, valid.collect())?;
     let is_wanted = |no: &u64| spec.inputs.iter().any(|input| input.meta.no == values.current(*no));
     let files = values.invalid_files().filter(|file| file.names.iter().any(is_wanted));
     spec.invalid = files.map(|file| file.meta().clone()).collect();
     let collected = run_spec(attempt, &spec, Vec::new())?;
-    install_or_discard(&numbers, task, &spec, collected)
+    install_or_discard(db.install_owners(), &numbers, task, &spec, collected)
 }
 
 fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
@@ -394,7 +394,7 @@ fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
     let valid = look_up(&db.view, task, &keys)?;
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     held.resize(list_bytes);
-    let numbers = JobNumbers::new(db, Order::none());
+    let numbers = JobNumbers::new(db.job_owners(), Order::none());
     let spec = gc_spec(&numbers, task, valid.into_iter().map(Validity::Bits).collect())?;
     let mut collected = run_spec(attempt, &spec, keys)?;
     collected.gc.lookup_ns = lookup_ns;
@@ -402,25 +402,25 @@ fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
     collected.gc.key_bytes_read += output.gc.key_bytes_read;
     collected.gc.key_read_ns += output.gc.key_read_ns;
     collected.bytes_read += output.gc.key_bytes_read;
-    install_or_discard(&numbers, task, &spec, collected)
+    install_or_discard(db.install_owners(), &numbers, task, &spec, collected)
 }
 
 fn install_or_discard(
+    owners: InstallOwners<'_>,
     numbers: &JobNumbers<'_>,
     task: &GcTask,
     spec: &GcSpec,
     mut collected: JobOutput,
 ) -> Result<()> {
-    let db = numbers.db();
     collected.gc.records_checked = spec.inputs.iter().map(|input| input.meta.records).sum();
-    let installed = db
+    let installed = owners
         .context
         .fault_point("gc.after_write")
-        .and_then(|()| db.context.fault_point("gc.before_install"))
-        .and_then(|()| install_gc(db.install_owners(), task, spec, &collected));
+        .and_then(|()| owners.context.fault_point("gc.before_install"))
+        .and_then(|()| install_gc(owners, task, spec, &collected));
     match installed {
         Ok(Installed::Heir) => numbers.note_installed(),
-        _ => db.storage.discard(&collected, Order::none()),
+        _ => owners.storage.discard(&collected, Order::none()),
     }
     installed.map(|_| ())
 }
@@ -508,7 +508,7 @@ fn gc_spec(numbers: &JobNumbers<'_>, task: &GcTask, valid: Vec<Validity>) -> Res
         output: job_specs::heir_spec(numbers, &task.family)?,
         basis: task.version.values().installs(),
         readahead: ReadaheadLimits::PAPER,
-        direct_reads: numbers.db().context.options().direct_background_io,
+        direct_reads: numbers.owners().context.options().direct_background_io,
     })
 }
 
@@ -519,7 +519,7 @@ fn run_spec(attempt: &GcAttempt<'_>, spec: &GcSpec, keys: Vec<Arc<KeyList>>) -> 
     let context = JobContext {
         cancel: cancel.clone(),
         value_keys: KnownKeys::of(keys),
-        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
+        ..job_specs::job_context(db.job_owners(), &NoShards)
     };
     let executor_place = place.clone();
     let executor_name = place.executor().name();

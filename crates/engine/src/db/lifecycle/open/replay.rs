@@ -110,7 +110,7 @@ impl<'a> Replay<'a> {
             inner,
             outputs: VersionEdit::new(),
             written: Vec::new(),
-            numbers: JobNumbers::new(inner, Order::none()),
+            numbers: JobNumbers::new(inner.job_owners(), Order::none()),
             last_seq: SeqNo::ZERO,
             next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
             kept,
@@ -339,16 +339,7 @@ impl<'a> Replay<'a> {
         disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
             let spec = flush::flush_spec(&self.numbers, &task, FlushPart::Whole, taken.refs())?;
-            run_flush(
-                &spec,
-                &job_specs::job_context(
-                    &self.inner.context,
-                    &self.inner.storage,
-                    &self.inner.jobs,
-                    &self.inner.view,
-                    &taken,
-                ),
-            )?
+            run_flush(&spec, &job_specs::job_context(self.inner.job_owners(), &taken))?
         };
         flush::add_output(&mut self.outputs, family.id, &output);
         self.written.push(output);

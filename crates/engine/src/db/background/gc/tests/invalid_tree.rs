@@ -143,8 +143,7 @@ impl TreeStore {
             keys: &keys[0],
             records: values.refs(file.no).records,
         };
-        let context =
-            job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+        let context = job_specs::job_context(db.job_owners(), &NoShards);
         let dir = db.storage.dir();
         let source = InvalidSource { cf: 0, dir, direct_reads: false, context: &context };
         valid_by_entries(&files, &[input], source)

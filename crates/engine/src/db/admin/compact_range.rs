@@ -33,6 +33,7 @@ use crate::db::background::compaction_pick;
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
+use crate::db::state::jobs::Jobs;
 use crate::job::Cancel;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
@@ -124,14 +125,14 @@ impl Wish<'_> {
 
 /// Claim of a compaction of a range. The drop removes it, also after an error.
 struct Claim<'a> {
-    inner: &'a DbInner,
+    jobs: &'a Jobs,
     id: u64,
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.inner.jobs.lock(Order::none()).set_claim(self.id, None);
-        self.inner.jobs.wake();
+        self.jobs.lock(Order::none()).set_claim(self.id, None);
+        self.jobs.wake();
     }
 }
 
@@ -160,7 +161,7 @@ pub(crate) fn compact_range(db: &DbInner, request: &RangeRequest<'_>) -> Result<
         bytes_done: 0,
         bytes_due: 0,
     };
-    let _claim = Claim { inner: db, id: wish.id };
+    let _claim = Claim { jobs: &db.jobs, id: wish.id };
     while compact_step(db, &mut wish, None)? {}
     for level in 0..LEVELS {
         while compact_step(db, &mut wish, Some(level))? {}

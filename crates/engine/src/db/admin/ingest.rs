@@ -47,9 +47,10 @@ use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::away::StayHome;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::state::jobs::JobState;
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::Immutable;
 use crate::db::state::running_jobs::RunningKind;
+use crate::db::state::storage::Storage;
 use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
@@ -77,25 +78,25 @@ pub struct IngestOptions {
 /// Files that an ingestion has brought into the directory and not installed. The drop removes them,
 /// unless the outcome of an edit is unknown.
 struct Taken<'a> {
-    inner: &'a DbInner,
+    storage: &'a Storage,
     files: Vec<FileNo>,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        if self.inner.storage.lock_manifest(Order::none()).is_unsettled() {
+        if self.storage.lock_manifest(Order::none()).is_unsettled() {
             return;
         }
         for no in &self.files {
             // The next open removes a file that stays.
-            let _ = self.inner.storage.fs().remove(&self.inner.storage.path_of(&sst_name(*no)));
+            let _ = self.storage.fs().remove(&self.storage.path_of(&sst_name(*no)));
         }
     }
 }
 
 /// An ingestion among the running jobs. The drop ends it.
 struct RunningIngestion<'a> {
-    inner: &'a DbInner,
+    jobs: &'a Jobs,
     /// It begins and ends while the manifest lock is held.
     order: Order<ManifestLock>,
     job_id: u64,
@@ -105,9 +106,9 @@ struct RunningIngestion<'a> {
 
 impl Drop for RunningIngestion<'_> {
     fn drop(&mut self) {
-        self.inner.jobs.lock(self.order).end(self.job_id);
-        self.inner.jobs.notify_progress();
-        self.inner.jobs.wake();
+        self.jobs.lock(self.order).end(self.job_id);
+        self.jobs.notify_progress();
+        self.jobs.wake();
     }
 }
 
@@ -118,7 +119,7 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     options: &IngestOptions,
 ) -> Result<()> {
     let numbers = JobNumbers::new(db.job_owners(), Order::none());
-    let mut taken = Taken { inner: db, files: Vec::new() };
+    let mut taken = Taken { storage: &db.storage, files: Vec::new() };
     let mut metas = Vec::with_capacity(files.len());
     for path in files {
         metas.push(take_file(&numbers, family, path.as_ref(), options, &mut taken.files)?);
@@ -296,7 +297,8 @@ fn install_ingest(
     write::sync_log(db, commit.last_seq(), commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());
     let version = Arc::clone(&family.current.load().version);
-    let Some(mut job) = start_ingestion(db, family, &version, &pieces, manifest.order()) else {
+    let Some(mut job) = start_ingestion(&db.jobs, family, &version, &pieces, manifest.order())
+    else {
         return Ok(None);
     };
     db.context.fault_point("ingest.before_install")?;
@@ -337,13 +339,13 @@ fn install_ingest(
 /// Chooses the level of each file and adds the ingestion to the running jobs, as one step. `None`
 /// if a file has to be cut first. The manifest lock is held, so that `version` stays the newest.
 fn start_ingestion<'a>(
-    db: &'a DbInner,
+    jobs: &'a Jobs,
     family: &Family,
     version: &Version,
     pieces: &[FileMeta],
     order: Order<ManifestLock>,
 ) -> Option<RunningIngestion<'a>> {
-    let mut state = db.jobs.lock(order);
+    let mut state = jobs.lock(order);
     let compactions = state.running().compactions();
     let place = |piece: &FileMeta| place(version, &compactions, family, piece);
     let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
@@ -357,7 +359,7 @@ fn start_ingestion<'a>(
     let claims = pieces.iter().zip(&levels).map(claim).collect();
     let job_id = state.start(RunningKind::Ingestion(claims));
     drop(state);
-    Some(RunningIngestion { inner: db, order, job_id, levels })
+    Some(RunningIngestion { jobs, order, job_id, levels })
 }
 
 /// Counts an installed ingestion, tells the file system the levels of its files, and sends an

@@ -23,7 +23,6 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 
 use crate::db::Db;
-use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
@@ -62,7 +61,7 @@ pub fn audit_values(db: &Db) -> Result<ValueAudit> {
     let mut pictures = Vec::new();
     for family in db.view.live_families() {
         let picture = family.current.load_full();
-        audit_family(db, &picture.version, &mut audit)
+        audit_family(&db.view, &picture.version, &mut audit)
             .map_err(|error| error.context_at(format_args!("column family \"{}\"", family.name)))?;
         pictures.push(picture);
     }
@@ -86,9 +85,9 @@ fn options() -> TableReadOptions {
     TableReadOptions::job(IoContext::new(FileClass::Sst, IoPurpose::Maintenance), 64 << 10)
 }
 
-fn audit_family(db: &DbInner, version: &Version, audit: &mut ValueAudit) -> Result<()> {
+fn audit_family(view: &ReadView, version: &Version, audit: &mut ValueAudit) -> Result<()> {
     version.check()?;
-    let mut scan = Scan { db, version, sums: Sums::new(), seen: BTreeSet::new() };
+    let mut scan = Scan { view, version, sums: Sums::new(), seen: BTreeSet::new() };
     for (_, file) in version.files() {
         audit.references += scan.table(file)?;
     }
@@ -103,7 +102,7 @@ fn audit_family(db: &DbInner, version: &Version, audit: &mut ValueAudit) -> Resu
             )));
         }
         garbage_bytes += file.value_bytes() - found.1;
-        audit_keys(&db.view, version, file.no)?;
+        audit_keys(view, version, file.no)?;
         audit.live.insert(file.no);
     }
     if garbage_bytes != values.exposed_bytes() {
@@ -140,7 +139,7 @@ fn audit_keys(view: &ReadView, version: &Version, no: u64) -> Result<()> {
 
 /// The scan of the tables of one version.
 struct Scan<'a> {
-    db: &'a DbInner,
+    view: &'a ReadView,
     version: &'a Version,
     /// References by the current number of the value file.
     sums: Sums,
@@ -151,7 +150,7 @@ struct Scan<'a> {
 impl Scan<'_> {
     /// Scans a table. Returns the number of its references.
     fn table(&mut self, file: &Arc<LiveFile>) -> Result<u64> {
-        let table = self.db.view.tables().get(file)?;
+        let table = self.view.tables().get(file)?;
         let mut iter = table.iter(options());
         let mut named = Sums::new();
         let mut count = 0;
@@ -188,7 +187,7 @@ impl Scan<'_> {
         let Some(file) = self.version.values().get(current) else {
             return Err(wrong(format!("key {shown} @{}: no value file {current}", key.seq)));
         };
-        let at = self.db.view.tables().get_values(file)?.locate(key, &options())?;
+        let at = self.view.tables().get_values(file)?.locate(key, &options())?;
         let is_same = (at.stored_bytes, at.raw_bytes)
             == (reference.stored_bytes, reference.raw_bytes)
             && (named != current || reference.offset.is_none_or(|hint| hint == at.offset));

@@ -13,6 +13,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::SuperVersion;
 use crate::db::state::storage::Storage;
 use crate::db::write::log_segments::LogSegments;
@@ -76,16 +77,20 @@ fn verify_logs(storage: &Storage, logs: &LogSegments, view: &ReadView, report: &
 
 /// Opens a value file for a check. A writer may have removed the value file of a read-only
 /// database. Then the open file that the database holds is used; `None` if it holds none.
-fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>> {
-    let path = db.storage.path_of(&value_file_name(file.file_no()));
-    let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+fn open_values(
+    context: &Context,
+    storage: &Storage,
+    file: &LiveValueFile,
+) -> Result<Option<OpenedFile>> {
+    let path = storage.path_of(&value_file_name(file.file_no()));
+    let io = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
     if let Some(file) = file.held() {
         return Ok(Some(OpenedFile { path, file }));
     }
-    match db.storage.fs().open(&path, context, OpenOptions::default()) {
+    match storage.fs().open(&path, io, OpenOptions::default()) {
         Ok(file) => Ok(Some(OpenedFile { path, file })),
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Err(_) if db.context.options().read_only => Ok(None),
+        Err(_) if context.options().read_only => Ok(None),
         Err(_) => {
             Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
         }
@@ -93,13 +98,13 @@ fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>>
 }
 
 /// Reads one invalid file. `false` if the writer of a read-only database has removed it.
-fn verify_invalid(db: &DbInner, file: &LiveInvalidFile) -> Result<bool> {
-    let path = db.storage.path_of(&invalid_file_name(file.file_no()));
-    let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-    match db.storage.fs().open(&path, context, OpenOptions::default()) {
+fn verify_invalid(context: &Context, storage: &Storage, file: &LiveInvalidFile) -> Result<bool> {
+    let path = storage.path_of(&invalid_file_name(file.file_no()));
+    let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    match storage.fs().open(&path, io, OpenOptions::default()) {
         Ok(opened) => verify_invalid_file(opened, &path, file.meta()).map(|()| true),
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Err(_) if db.context.options().read_only => Ok(false),
+        Err(_) if context.options().read_only => Ok(false),
         Err(_) => {
             Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
         }
@@ -109,14 +114,16 @@ fn verify_invalid(db: &DbInner, file: &LiveInvalidFile) -> Result<bool> {
 /// Reads the tables, the value files and the invalid files of one family, and resolves its
 /// references.
 fn verify_family(
-    db: &DbInner,
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
     picture: &SuperVersion,
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
     let version = &picture.version;
-    let open = |file: &LiveValueFile| open_values(db, file);
-    let mut values = ValueCheck::new(version, &open, db.context.budget());
+    let open = |file: &LiveValueFile| open_values(context, storage, file);
+    let mut values = ValueCheck::new(version, &open, context.budget());
     for (file, refs) in version.values().files() {
         match values.file(file, refs) {
             Ok(false) => continue,
@@ -128,19 +135,19 @@ fn verify_family(
         progress(report.bytes);
     }
     for (level, file) in version.files() {
-        let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
-        let table = db.view.tables().get(file);
-        match table.and_then(|table| table.verify(context).map(|()| table)) {
+        let io = IoContext::sst(IoPurpose::Maintenance, level as u8);
+        let table = view.tables().get(file);
+        match table.and_then(|table| table.verify(io).map(|()| table)) {
             Err(error) if error.kind() == ErrorKind::Fenced => continue,
             Err(error) => report.errors.push(error),
-            Ok(table) => report.errors.extend(values.table(&table, file, context)),
+            Ok(table) => report.errors.extend(values.table(&table, file, io)),
         }
         report.files += 1;
         report.bytes += file.size_bytes;
         progress(report.bytes);
     }
     for file in version.values().invalid_files() {
-        match verify_invalid(db, file) {
+        match verify_invalid(context, storage, file) {
             Ok(false) => continue,
             Ok(true) => {}
             Err(error) => report.errors.push(error),
@@ -166,7 +173,9 @@ pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result
         })
         .sum();
     for picture in &pictures {
-        verify_family(db, picture, &mut report, &mut |bytes| progress(bytes, total));
+        verify_family(&db.context, &db.storage, &db.view, picture, &mut report, &mut |bytes| {
+            progress(bytes, total)
+        });
     }
     verify_logs(&db.storage, &db.logs, &db.view, &mut report);
     // A read-only database has read the manifest for its picture, and a writer may be

@@ -69,20 +69,20 @@ const LOCK_WAIT: Duration = Duration::from_millis(100);
 const NODE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Pauses background picks until it is dropped.
-struct Paused<'a>(&'a DbInner);
+struct Paused<'a>(&'a Jobs);
 
 impl<'a> Paused<'a> {
-    fn new(inner: &'a DbInner) -> Self {
-        inner.jobs.lock(Order::none()).pause();
-        Self(inner)
+    fn new(jobs: &'a Jobs) -> Self {
+        jobs.lock(Order::none()).pause();
+        Self(jobs)
     }
 }
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0.jobs.lock(Order::none()).unpause();
-        self.0.jobs.wake();
-        self.0.jobs.notify_progress();
+        self.0.lock(Order::none()).unpause();
+        self.0.wake();
+        self.0.notify_progress();
     }
 }
 
@@ -160,7 +160,7 @@ fn leave_log(db: &DbInner) -> Result<()> {
 /// Attempts once to leave the log. Returns `false` if the commit lock did not become free, or if
 /// the disk has no room while a compaction runs.
 fn try_leave_log(db: &DbInner) -> Result<bool> {
-    let _paused = Paused::new(db);
+    let _paused = Paused::new(&db.jobs);
     wait_for_flushes(&db.context, &db.jobs)?;
     // Until the new log begins, neither the log nor a memory node may be the only place of a
     // record.

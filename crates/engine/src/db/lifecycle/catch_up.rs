@@ -49,8 +49,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::open::{self, check_known};
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::Memtable;
+use crate::db::state::storage::Storage;
 use crate::db::write::{log_segments, seal};
 use crate::file_meta::{sst_name, value_file_name};
 use crate::key::Kind;
@@ -120,7 +123,7 @@ fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
     let fs = Arc::clone(db.storage.fs());
     let mut manifest =
         VersionSet::recover(fs, db.storage.dir(), true, Arc::clone(db.storage.trash()))?;
-    hold_tables(db, &manifest)?;
+    hold_tables(&db.context, &db.storage, &db.view, &manifest)?;
     let families: Vec<NewFamily> = manifest
         .column_families()
         .map(|(id, name, version)| NewFamily {
@@ -175,23 +178,28 @@ fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
 
 /// Opens the tables and value files of `manifest`, at most `table_readers_max` of them, and keeps
 /// them open. Files of the last picture are not opened again.
-fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
+fn hold_tables(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    manifest: &VersionSet,
+) -> Result<()> {
     let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
-    for family in db.view.live_families() {
+    for family in view.live_families() {
         for file in holdable(&family.current.load().version) {
             if let Some(handle) = file.held() {
                 known.insert(*file.unique_id(), handle);
             }
         }
     }
-    let options = OpenOptions { direct: db.context.options().direct_reads };
+    let options = OpenOptions { direct: context.options().direct_reads };
     let files = manifest.column_families().flat_map(|(_, _, version)| holdable(version));
-    for file in files.take(db.context.options().table_readers_max) {
+    for file in files.take(context.options().table_readers_max) {
         let handle = match known.remove(file.unique_id()) {
             Some(handle) => handle,
             None => {
-                let context = IoContext::new(file.class(), IoPurpose::ForegroundRead);
-                match db.storage.fs().open(&db.storage.path_of(&file.name()), context, options) {
+                let io = IoContext::new(file.class(), IoPurpose::ForegroundRead);
+                match storage.fs().open(&storage.path_of(&file.name()), io, options) {
                     Ok(handle) => handle,
                     Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
                     // The process may be out of descriptors. Reads open the remaining files when

@@ -421,7 +421,7 @@ fn recover_log(db: &DbInner, claim: OwnerClaim) -> Result<()> {
         database_id: db.storage.database_id(),
     };
     disk_room::look_at_disk(db);
-    if let Some(left) = takeover::find(db, claim)?
+    if let Some(left) = takeover::find(&db.context, &db.storage, &db.view, claim)?
         && takeover::recover(db, &chain, left)?
     {
         return Ok(());

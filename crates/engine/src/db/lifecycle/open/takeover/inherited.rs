@@ -24,8 +24,10 @@ use std::sync::Arc;
 use archipelago_base::{CfId, FileNo, SeqNo};
 
 use crate::bucket::BucketMap;
-use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome, ShardInfo};
+use crate::db::write::WritePath;
 use crate::key::KeyRange;
 use crate::remote::FoundShard;
 use crate::version::FlushedThrough;
@@ -49,7 +51,9 @@ impl Inherited {
     /// Makes memtables around the shards of `found` at the positions `kept`. They are younger than
     /// all memtables that were made before.
     pub(super) fn new(
-        db: &DbInner,
+        context: &Context,
+        view: &ReadView,
+        writes: &WritePath,
         found: &[FoundShard],
         kept: impl Iterator<Item = usize>,
         covered: BTreeMap<CfId, FlushedThrough>,
@@ -63,13 +67,12 @@ impl Inherited {
         let mut memtables: BTreeMap<CfId, Vec<InheritedMemtable>> = BTreeMap::new();
         for ((cf, last_seq), positions) in groups {
             let ranges: Vec<&KeyRange> = positions.iter().map(|at| &found[*at].keys).collect();
-            let wanted =
-                db.view.family(cf).map(|family| family.current.load().version.map().clone());
+            let wanted = view.family(cf).map(|family| family.current.load().version.map().clone());
             let others =
                 found.iter().filter(|shard| (shard.family, shard.last_seq) == (cf, last_seq));
             let others: Vec<&KeyRange> = others.map(|shard| &shard.keys).collect();
             let map = map_around(&ranges, &others, wanted.as_deref());
-            let memtable = db.writes.inherited_memtable(&db.context, map);
+            let memtable = writes.inherited_memtable(context, map);
             memtable.close_at(last_seq);
             let seal_log = positions.iter().map(|at| found[*at].seal_log).max();
             memtable.note_seal_log(seal_log.unwrap_or(FileNo(0)));

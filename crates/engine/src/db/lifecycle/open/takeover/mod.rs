@@ -49,6 +49,7 @@ use crate::db::inner::DbInner;
 use crate::db::lifecycle::open;
 use crate::db::read::ReadView;
 use crate::db::state::away::{Remainder, StoreLink};
+use crate::db::state::context::Context;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::Sealed;
@@ -98,30 +99,35 @@ impl LogEnds {
 
 /// Finds the shards of the previous owner: step 1 of the module. `None` if there is nothing to
 /// keep. Errors: those of the edit, and of a store that refuses the owner.
-pub(super) fn find(db: &DbInner, claim: OwnerClaim) -> Result<Option<LeftShards>> {
-    let Some(link) = db.context.away().cloned() else { return Ok(None) };
-    if db.storage.lock_manifest(Order::none()).owner().is_none() {
+pub(super) fn find(
+    context: &Context,
+    storage: &Storage,
+    view: &ReadView,
+    claim: OwnerClaim,
+) -> Result<Option<LeftShards>> {
+    let Some(link) = context.away().cloned() else { return Ok(None) };
+    if storage.lock_manifest(Order::none()).owner().is_none() {
         // No owner has sent any shard.
         return Ok(None);
     }
-    let started_ns = db.context.clock().now_ns();
-    open::claim_ownership(&db.storage)?;
-    let Some(owner) = open::owner_by(&db.storage, claim) else { return Ok(None) };
+    let started_ns = context.clock().now_ns();
+    open::claim_ownership(storage)?;
+    let Some(owner) = open::owner_by(storage, claim) else { return Ok(None) };
     link.tell_owner(&owner)?;
-    db.context.fault_point("takeover.told")?;
+    context.fault_point("takeover.told")?;
     let mut found = link.store().list();
-    db.context.fault_point("takeover.listed")?;
+    context.fault_point("takeover.listed")?;
     if found.is_empty() {
         return Ok(None);
     }
     let listed = found.len();
-    let possible_log = db.storage.file_numbers().allocate().0.saturating_add(LOGS_LOST_MAX);
+    let possible_log = storage.file_numbers().allocate().0.saturating_add(LOGS_LOST_MAX);
     found.retain(|shard| shard.oldest_log <= shard.seal_log && shard.seal_log.0 < possible_log);
     let unkept = BTreeMap::from([(Unkept::Unusable, (listed - found.len()) as u64)]);
     let largest_log = found.iter().map(|found| found.seal_log).max().unwrap_or(FileNo(0));
     let heads = vec![None; found.len()];
     let mut left = LeftShards { link, found, heads, largest_log, started_ns, unkept };
-    left.read_heads(&db.view);
+    left.read_heads(view);
     Ok(Some(left))
 }
 
@@ -268,7 +274,14 @@ fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result
         }
         let positions: Vec<usize> = kept.positions().collect();
         let covered = kept.covered.clone();
-        let inherited = Inherited::new(db, &left.found, positions.iter().copied(), covered);
+        let inherited = Inherited::new(
+            &db.context,
+            &db.view,
+            &db.writes,
+            &left.found,
+            positions.iter().copied(),
+            covered,
+        );
         // The memtables that are made from here on are younger.
         forget(db);
         let mut replay = Replay::into_memory(db, &inherited);

@@ -1,7 +1,9 @@
 //! The owners that an open database consists of, and the lock order.
 //!
-//! [`DbInner`] only holds the owners. Each owner keeps its fields private to
-//! its file. A function takes the owners that it needs, or `&DbInner` if it needs more than four.
+//! [`DbInner`] only holds the owners. Each owner keeps its fields private to its file. A function
+//! takes the owners that it needs. Functions that need the same owners take them as a group
+//! ([`Reader`], [`StallOwners`], [`WaitOwners`], [`crate::db::background::owners`]). A function
+//! takes `&DbInner` if it needs more than three owners and no group has them.
 //!
 //! | owner | holds |
 //! | --- | --- |
@@ -46,7 +48,7 @@ use crate::db::state::storage::Storage;
 use crate::db::write::WritePath;
 use crate::db::write::disk_room::Disk;
 use crate::db::write::log_segments::LogSegments;
-use crate::db::write::stalling::WaitOwners;
+use crate::db::write::stalling::{StallOwners, WaitOwners};
 
 /// An open database, shared by its handles and its background threads.
 pub(crate) struct DbInner {
@@ -70,6 +72,17 @@ impl DbInner {
     #[inline]
     pub(crate) fn reader(&self) -> Reader<'_> {
         Reader { context: &self.context, observers: &self.observers, view: &self.view }
+    }
+
+    /// The owners that a decision about the speed of writers needs.
+    #[inline]
+    pub(crate) fn stall_owners(&self) -> StallOwners<'_> {
+        StallOwners {
+            context: &self.context,
+            observers: &self.observers,
+            pacing: &self.pacing,
+            jobs: &self.jobs,
+        }
     }
 
     /// The owners that a write needs while it waits for background work.

@@ -207,7 +207,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
                 match callback.call(|| wish.report(due_bytes)) {
                     Ok(()) => compaction::run_compaction_task(db, &task),
                     Err(error) => {
-                        compaction::end_compaction(db, &task);
+                        compaction::end_compaction(db.stall_owners(), &db.disk, &task);
                         CompactionEnd { written: Err(error), warm_pass: None }
                     }
                 };

@@ -83,7 +83,7 @@ pub(crate) fn drop_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     );
     drop((manifest, commit));
     drop(gone);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    stalling::recompute_stall(db.stall_owners(), family);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     db.jobs.notify_progress();
     db.observers.tell(&Event::ColumnFamilyChanged { cf: family.id, created: false });

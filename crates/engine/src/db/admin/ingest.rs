@@ -52,6 +52,7 @@ use crate::db::state::memtable::Immutable;
 use crate::db::state::running_jobs::RunningKind;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit_state::CommitGuard;
+use crate::db::write::stalling::StallOwners;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
@@ -332,7 +333,7 @@ fn install_ingest(
     built?;
     let levels = std::mem::take(&mut job.levels);
     drop((job, manifest, commit));
-    tell_ingestion(db, family, &pieces, &levels);
+    tell_ingestion(db.stall_owners(), &db.storage, family, &pieces, &levels);
     Ok(Some(pieces.iter().map(|meta| meta.no).collect()))
 }
 
@@ -364,16 +365,22 @@ fn start_ingestion<'a>(
 
 /// Counts an installed ingestion, tells the file system the levels of its files, and sends an
 /// event.
-fn tell_ingestion(db: &DbInner, family: &Family, pieces: &[FileMeta], levels: &[usize]) {
+fn tell_ingestion(
+    owners: StallOwners<'_>,
+    storage: &Storage,
+    family: &Family,
+    pieces: &[FileMeta],
+    levels: &[usize],
+) {
     for (piece, &level) in pieces.iter().zip(levels) {
         let context = IoContext::sst(IoPurpose::Ingest, level as u8).of_family(family.id.0);
-        db.storage.fs().reassign(&db.storage.path_of(&sst_name(piece.file_no())), context);
+        storage.fs().reassign(&storage.path_of(&sst_name(piece.file_no())), context);
     }
     let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
-    db.observers.stats().add(Ticker::IngestBytes, bytes);
+    owners.observers.stats().add(Ticker::IngestBytes, bytes);
     let files = pieces.iter().map(|meta| meta.no).collect();
-    db.observers.tell(&Event::Ingested { cf: family.id, files });
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    owners.observers.tell(&Event::Ingested { cf: family.id, files });
+    stalling::recompute_stall(owners, family);
 }
 
 /// The edit that adds the files to their levels, every record with the sequence number `seq`.

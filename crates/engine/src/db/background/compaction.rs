@@ -32,6 +32,8 @@ use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::Storage;
+use crate::db::write::disk_room::Disk;
+use crate::db::write::stalling::StallOwners;
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
@@ -82,18 +84,18 @@ pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Compac
         (Ok(files), Some(plan)) => WarmPass::new(&db.context, &db.warm_passes, task, files, plan),
         _ => None,
     };
-    end_compaction(db, task);
+    end_compaction(db.stall_owners(), &db.disk, task);
     CompactionEnd { written, warm_pass }
 }
 
 /// Takes a compaction that has ended off the running jobs.
-pub(crate) fn end_compaction(db: &DbInner, task: &CompactionTask) {
-    disk_room::return_room(&db.disk, task.room_bytes);
-    let mut state = db.jobs.lock(Order::none());
+pub(crate) fn end_compaction(owners: StallOwners<'_>, disk: &Disk, task: &CompactionTask) {
+    disk_room::return_room(disk, task.room_bytes);
+    let mut state = owners.jobs.lock(Order::none());
     state.end(task.job_id);
     drop(state);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
-    db.jobs.notify_progress();
+    stalling::recompute_stall(owners, &task.family);
+    owners.jobs.notify_progress();
 }
 
 /// Runs the compaction at `place` and installs it. Returns the numbers of its outputs. `plan` gets

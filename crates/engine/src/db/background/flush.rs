@@ -52,6 +52,7 @@ use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::{Memtable, ShardHome};
 use crate::db::state::running_jobs::{JobSlot, RunningKind};
 use crate::db::state::sealed::{FlushTracker, Sealed, ShardState, WrittenShard};
+use crate::db::write::stalling::StallOwners;
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
@@ -80,7 +81,8 @@ pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
 /// Builds the filters of a sealed memtable, marks its empty shards installed, and adds a sample of
 /// it to the family's window. Waits for the last writer of the memtable.
 pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
-    db: &DbInner,
+    owners: StallOwners<'_>,
+    view: &ReadView,
     cf: CfId,
     memtable: &Arc<Memtable>,
     order: Order<Held>,
@@ -92,12 +94,12 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
     for shard in &memtable.shards {
         shard.seal();
     }
-    let Some(family) = db.view.family(cf) else { return };
+    let Some(family) = view.family(cf) else { return };
     let buckets = family.current.load().version.map().len();
     let seal =
-        sample(memtable, buckets.max(rebalance::buckets_initial(&db.context, &family.options)));
+        sample(memtable, buckets.max(rebalance::buckets_initial(owners.context, &family.options)));
     let cuts = shard_cuts::next_cuts(memtable, &family.options);
-    let mut state = db.jobs.lock(order);
+    let mut state = owners.jobs.lock(order);
     let Some(tracker) = state.flushes_mut().get_mut(&cf) else { return };
     if let Some(cuts) = cuts {
         tracker.set_shard_cuts(cuts);
@@ -112,12 +114,12 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
         sealed.install(index..index + 1);
     }
     tracker.forget_installed();
-    rebalance::note_seal(&db.context, &mut state, &family, seal);
-    db.view.republish(&mut state, &family, None);
+    rebalance::note_seal(owners.context, &mut state, &family, seal);
+    view.republish(&mut state, &family, None);
     drop(state);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
-    db.jobs.notify_progress();
-    db.jobs.wake();
+    stalling::recompute_stall(owners, &family);
+    owners.jobs.notify_progress();
+    owners.jobs.wake();
 }
 
 /// The next flush of any family. Its shards are marked running.
@@ -216,7 +218,7 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
         }
     }
     drop(state);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
+    stalling::recompute_stall(db.stall_owners(), &task.family);
     db.jobs.notify_progress();
     result
 }
@@ -334,7 +336,7 @@ fn write_shards(
         match parts[work] {
             // The edit follows the last shard.
             FlushPart::Shard(at) if left > 0 => {
-                written_shards::publish(numbers, &db.observers, &db.pacing, task, at, output)
+                written_shards::publish(numbers, db.stall_owners(), task, at, output)
             }
             _ => Ok(()),
         }

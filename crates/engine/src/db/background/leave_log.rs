@@ -206,7 +206,7 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
     }
     tracing::info!("the log was left: all that was in memory is in tables");
     for family in db.view.live_families() {
-        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+        stalling::recompute_stall(db.stall_owners(), &family);
     }
     Ok(true)
 }
@@ -238,7 +238,7 @@ fn flush_memory(
 ) -> Result<()> {
     for family in db.view.live_families() {
         for memtable in unready_memtables(&db.jobs, order, &family) {
-            flush::ready_memtable(db, family.id, &memtable, order);
+            flush::ready_memtable(db.stall_owners(), &db.view, family.id, &memtable, order);
         }
         // Shards that a failed flush has written are a part of the edit.
         for written in db.jobs.lock(order).written_of(family.id) {

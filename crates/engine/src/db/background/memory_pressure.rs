@@ -200,7 +200,7 @@ pub(crate) fn relieve_pressure(db: &DbInner) {
         }
     }
     for family in db.view.live_families() {
-        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+        stalling::recompute_stall(db.stall_owners(), &family);
     }
 }
 

@@ -22,7 +22,7 @@ use archipelago_base::CfId;
 
 use crate::bucket::BucketMap;
 use crate::db::background::{due, rebalance};
-use crate::db::inner::DbInner;
+use crate::db::read::Reader;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::memtable::Memtable;
@@ -56,16 +56,16 @@ fn expected_bytes(last_image_bytes: u64, filled: Filled) -> u64 {
 }
 
 /// Offers the shards of the active memtable of a family, after `last` was sealed and readied.
-pub(crate) fn offer_active(db: &DbInner, cf: CfId, last: &Memtable) {
-    let Some(link) = db.context.away() else { return };
-    let Some(family) = db.view.family(cf) else { return };
+pub(crate) fn offer_active(reader: Reader<'_>, logs: &LogSegments, cf: CfId, last: &Memtable) {
+    let Some(link) = reader.context.away() else { return };
+    let Some(family) = reader.view.family(cf) else { return };
     let room = link.room();
     let active = Arc::clone(&family.current.load().active);
     // A memtable that stays after its seal would hold the room at a node for a long time.
     let stays = link.staying_now() > 0 || link.wholly_due().contains(&cf);
     if room.image_bytes_max == 0
         || stays
-        || !may_rest(&db.context, &db.observers, &db.logs, &family, &active)
+        || !may_rest(reader.context, reader.observers, logs, &family, &active)
     {
         return;
     }

@@ -245,7 +245,7 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
         rebuilt += 1;
         lost.away.release();
         let family = &lost.family;
-        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+        stalling::recompute_stall(db.stall_owners(), family);
     }
     db.observers.stats().add(Ticker::AwayShardsRebuilt, rebuilt);
     db.jobs.notify_progress();

@@ -51,7 +51,7 @@ use crate::db::background::{
     kept_shards, leave_log, log_keeper, memory_pressure, offer, space, space_idle, sweep,
 };
 use crate::db::inner::DbInner;
-use crate::db::read::ReadView;
+use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::{JobState, Jobs};
@@ -61,6 +61,7 @@ use crate::db::state::running_jobs::{GcWorker, JobSlot, RunningKind};
 use crate::db::state::storage::Storage;
 use crate::db::state::thread_group::{ThreadGroup, ThreadKind};
 use crate::db::write::log_segments::{self, LogSegments};
+use crate::db::write::stalling::StallOwners;
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceState;
 use crate::executor::JobKind;
@@ -242,7 +243,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
         note_space_idle(db, &mut state);
         (task, state.take_limit_changes())
     };
-    decide_throttles(db, &limit_changes);
+    decide_throttles(db.stall_owners(), &db.view, &limit_changes);
     let Some(task) = task else {
         forget_failure_if_idle(
             &db.context,
@@ -310,7 +311,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
             continue;
         }
         drop(state);
-        decide_throttles(db, &limit_changes);
+        decide_throttles(db.stall_owners(), &db.view, &limit_changes);
         let Some(task) = task else { continue };
         db.jobs.wake();
         // The result was noted, and the next iteration picks another task.
@@ -439,9 +440,9 @@ fn note_space_idle(db: &DbInner, state: &mut JobState) {
 
 /// Decides the throttles of families again whose limit on space has changed. Writers that were
 /// released go on then. Called without locks.
-pub(crate) fn decide_throttles(db: &DbInner, families: &[CfId]) {
-    for family in families.iter().filter_map(|cf| db.view.family(*cf)) {
-        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+pub(crate) fn decide_throttles(owners: StallOwners<'_>, view: &ReadView, families: &[CfId]) {
+    for family in families.iter().filter_map(|cf| view.family(*cf)) {
+        stalling::recompute_stall(owners, &family);
     }
 }
 
@@ -463,7 +464,7 @@ fn may_pick(
 /// The next task that must not wait for the end of a job, marked as running. It is a rebuild. If
 /// the largest number of jobs runs, it may also be a flush or a send, if none of that kind runs.
 fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
-    if let Some(task) = next_rebuild(db, state) {
+    if let Some(task) = next_rebuild(db.reader(), &db.logs, state) {
         return Some(task);
     }
     let busy = state.running().slots_taken() >= db.context.options().max_background_jobs;
@@ -484,20 +485,20 @@ fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
 
 /// The next rebuild of lost memtable shards, for which reads wait. It also runs in a database that
 /// takes no writes.
-fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Task> {
-    if state.is_paused() || is_pausing(&db.context, state) {
+fn next_rebuild(reader: Reader<'_>, logs: &LogSegments, state: &mut JobState) -> Option<Task> {
+    if state.is_paused() || is_pausing(reader.context, state) {
         return None;
     }
     // A database that takes no writes makes no flushes, so a bound over all jobs would never free
     // memory.
-    let is_flushing = !db.logs.must_leave() && !db.observers.health().is_read_only();
+    let is_flushing = !logs.must_leave() && !reader.observers.health().is_read_only();
     let memory = if is_flushing { RebuildMemory::Bounded } else { RebuildMemory::ByJob };
-    rebuild::next_rebuild(&db.context, &db.view, state, memory).map(Task::Rebuild)
+    rebuild::next_rebuild(reader.context, reader.view, state, memory).map(Task::Rebuild)
 }
 
 /// The next task of a worker, marked as running.
 pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
-    if let Some(task) = next_rebuild(db, state) {
+    if let Some(task) = next_rebuild(db.reader(), &db.logs, state) {
         return Some(task);
     }
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
@@ -591,8 +592,8 @@ fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Resu
     match task {
         Task::Ready(cf, memtable) => {
             let result = contained("readying a memtable", || {
-                flush::ready_memtable(db, *cf, memtable, Order::none());
-                offer::offer_active(db, *cf, memtable);
+                flush::ready_memtable(db.stall_owners(), &db.view, *cf, memtable, Order::none());
+                offer::offer_active(db.reader(), &db.logs, *cf, memtable);
                 Ok(())
             });
             db.jobs.lock(Order::none()).end_readying(memtable.id);
@@ -611,7 +612,9 @@ fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Resu
         Task::MergeInvalid(task) => {
             unless_dropped(&task.family, invalid::run_merge_task(db.job_owners(), task))
         }
-        Task::Send(task) => unless_dropped(&task.family, send::run_send_task(db, task)),
+        Task::Send(task) => {
+            unless_dropped(&task.family, send::run_send_task(db.stall_owners(), &db.view, task))
+        }
         Task::Rebuild(task) => rebuild::run_rebuild_task(db, task),
     }
 }

@@ -44,6 +44,7 @@ use crate::db::state::memtable::{SealedInfo, ShardHome};
 use crate::db::state::running_jobs::RunningKind;
 use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::db::write::stalling;
+use crate::db::write::stalling::StallOwners;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
@@ -162,16 +163,20 @@ fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyR
 }
 
 /// Sends a shard. Afterwards the shard is pending again, away or here.
-pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
+pub(crate) fn run_send_task(
+    owners: StallOwners<'_>,
+    view: &ReadView,
+    task: &SendTask,
+) -> Result<()> {
     let what = format!("sending a memtable shard of \"{}\"", task.family.name);
-    let sent = contained(&what, || send_shard(db, task));
+    let sent = contained(&what, || send_shard(owners, task));
     let (away, ended) = match sent {
         Ok(away) => (away, Ok(())),
         Err(error) => (Err(NotSent::Failed), Err(error)),
     };
     let has_left = away.is_ok();
     {
-        let mut state = db.jobs.lock(Order::none());
+        let mut state = owners.jobs.lock(Order::none());
         state.end(task.job_id);
         let tracker = state.flushes_mut().get_mut(&task.family.id);
         let found = tracker.and_then(|tracker| tracker.find_mut(task.memtable.id));
@@ -184,16 +189,16 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
                 Err(NotSent::Failed) => sealed.note_failed_send(task.shard),
             }
             if has_left {
-                db.view.republish(&mut state, &task.family, None);
+                view.republish(&mut state, &task.family, None);
             }
         }
     }
     if has_left {
-        task.family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
+        task.family.backlog_since_ns.store(owners.context.clock().now_ns(), Ordering::Relaxed);
     }
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
-    db.jobs.notify_progress();
-    db.jobs.wake();
+    stalling::recompute_stall(owners, &task.family);
+    owners.jobs.notify_progress();
+    owners.jobs.wake();
     ended
 }
 
@@ -206,16 +211,16 @@ enum NotSent {
 
 /// Sends the image of a shard. Returns the shard at its node, or the reason for which no node took
 /// it.
-fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, NotSent>> {
-    db.context.fault_point("send.picked")?;
+fn send_shard(owners: StallOwners<'_>, task: &SendTask) -> Result<Result<Arc<AwayShard>, NotSent>> {
+    owners.context.fault_point("send.picked")?;
     let bytes_max = due::image_bytes_max(&task.here);
-    let _held = db.context.budget().hold(MemoryClass::Job, bytes_max);
-    let started_ns = db.context.clock().now_ns();
+    let _held = owners.context.budget().hold(MemoryClass::Job, bytes_max);
+    let started_ns = owners.context.clock().now_ns();
     let mut image = Vec::with_capacity(bytes_max as usize);
     task.here.write_image(&mut image)?;
     let bytes = image.len() as u64;
     let rest = Remainder::of(&task.here, bytes);
-    db.context.fault_point("send.before_send")?;
+    owners.context.fault_point("send.before_send")?;
     let id = ShardId { memtable: task.memtable.id, shard: task.shard as u32 };
     let keys = task.memtable.map.range(task.shard);
     let figures = task.memtable.shards().get(task.shard);
@@ -231,17 +236,17 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, No
         // The memtables of a log that an open has kept are sealed before its first segment.
         seal_log: seal_log.max(oldest_log),
     };
-    let stats = db.observers.stats();
+    let stats = owners.observers.stats();
     match task.link.store().send(&new, &image) {
         Ok(node) => {
             task.is_taken.store(true, Ordering::Relaxed);
             let away = task.link.register(id, node, rest);
-            db.context.fault_point("send.sent")?;
+            owners.context.fault_point("send.sent")?;
             stats.add(Ticker::AwayShardsSent, 1);
             stats.add(Ticker::AwayBytesSent, bytes);
-            let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
-            let sends = db.jobs.lock(Order::none()).running().count(RunningKind::is_send);
-            db.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
+            let duration_ns = owners.context.clock().now_ns().saturating_sub(started_ns);
+            let sends = owners.jobs.lock(Order::none()).running().count(RunningKind::is_send);
+            owners.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
             Ok(Ok(away))
         }
         Err(error) => {

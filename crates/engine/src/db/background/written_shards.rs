@@ -41,10 +41,8 @@ use archipelago_base::{Error, Result};
 use crate::db::background::flush_task::{FlushPart, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::state::jobs::JobState;
-use crate::db::state::observers::Observers;
-use crate::db::state::pacing::Pacing;
 use crate::db::state::sealed::WrittenShard;
-use crate::db::write::stalling;
+use crate::db::write::stalling::{self, StallOwners};
 use crate::job::JobOutput;
 use crate::lock_order::Order;
 use crate::version::rebalance::RunningFlush;
@@ -58,8 +56,7 @@ const SHARE_MIN: u64 = 64;
 /// published files.
 pub(crate) fn publish(
     numbers: &JobNumbers<'_>,
-    observers: &Observers,
-    pacing: &Pacing,
+    stall: StallOwners<'_>,
     task: &FlushTask,
     shard: usize,
     output: &JobOutput,
@@ -103,7 +100,7 @@ pub(crate) fn publish(
     owners.view.republish(&mut state, family, None);
     drop(state);
     family.backlog_since_ns.store(owners.context.clock().now_ns(), Ordering::Relaxed);
-    stalling::recompute_stall(owners.context, observers, pacing, owners.jobs, family);
+    stalling::recompute_stall(stall, family);
     owners.jobs.notify_progress();
     Ok(())
 }

@@ -200,7 +200,7 @@ fn measure_free(storage: &Storage, disk: &Disk) -> u64 {
 /// Measures the free room of a pool for the writers. They use the last measurement and do not wait
 /// for a new one. If the pool does not answer, the last measurement stays. Called without locks.
 pub(crate) fn refresh_free_room(db: &DbInner) {
-    stalling::refresh_writer_room(db);
+    stalling::refresh_writer_room(db.stall_owners(), &db.storage, &db.view);
     let given = db.disk.given_bytes.load(Ordering::Relaxed);
     match db.storage.fs().free_bytes(db.storage.dir()) {
         Ok(free) => db.disk.note_free(free.unwrap_or(UNKNOWN), given),
@@ -507,7 +507,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
         return;
     }
     db.disk.tended_at_ns.store(now_ns, Ordering::Relaxed);
-    stalling::refresh_writer_room(db);
+    stalling::refresh_writer_room(db.stall_owners(), &db.storage, &db.view);
     let free = measure_free(&db.storage, &db.disk);
     if free == UNKNOWN {
         return;

@@ -76,7 +76,7 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
         db.view.publish(&mut state, family, next);
     }
     db.pacing.note_seal(db.context.clock().now_ns());
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+    stalling::recompute_stall(db.stall_owners(), family);
     db.observers.tell(&Event::MemtableSealed { cf: family.id, bytes });
     db.jobs.wake();
 }

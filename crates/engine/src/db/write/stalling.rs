@@ -56,6 +56,25 @@ const WATCH_SHARE: u64 = 64;
 /// bytes.
 const FILL_SHARE: u64 = 8;
 
+/// The owners that a decision about the speed of writers needs.
+#[derive(Clone, Copy)]
+pub(crate) struct StallOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) observers: &'a Observers,
+    pub(crate) pacing: &'a Pacing,
+    pub(crate) jobs: &'a Jobs,
+}
+
+/// The owners that a write needs while it waits for background work.
+#[derive(Clone, Copy)]
+pub(crate) struct WaitOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) storage: &'a Storage,
+    pub(crate) observers: &'a Observers,
+    pub(crate) jobs: &'a Jobs,
+    pub(crate) disk: &'a Disk,
+}
+
 fn stall_decision(
     context: &Context,
     observers: &Observers,
@@ -207,13 +226,8 @@ pub(crate) fn is_compaction_urgent(
 }
 
 /// Makes the decision again for one family.
-pub(crate) fn recompute_stall(
-    context: &Context,
-    observers: &Observers,
-    pacing: &Pacing,
-    jobs: &Jobs,
-    family: &Family,
-) {
+pub(crate) fn recompute_stall(owners: StallOwners<'_>, family: &Family) {
+    let StallOwners { context, observers, pacing, jobs } = owners;
     let input = stall_input(context, observers, pacing, family);
     let decision = stall(&input);
     let (throttle, rate) = throttle_of(decision, input.peak_bytes_per_s);
@@ -258,22 +272,12 @@ pub(crate) fn recompute_stall(
     }
 }
 
-/// The owners that a write needs while it waits for background work.
-#[derive(Clone, Copy)]
-pub(crate) struct WaitOwners<'a> {
-    pub(crate) context: &'a Context,
-    pub(crate) storage: &'a Storage,
-    pub(crate) observers: &'a Observers,
-    pub(crate) jobs: &'a Jobs,
-    pub(crate) disk: &'a Disk,
-}
-
 /// Notes the room of writers in the pool, if the files are in one, and makes the decisions again
 /// while it is short. Called without locks.
-pub(crate) fn refresh_writer_room(db: &DbInner) {
-    if db.pacing.note_writer_room(db.storage.fs().writer_room()) {
-        for family in db.view.live_families() {
-            recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+pub(crate) fn refresh_writer_room(owners: StallOwners<'_>, storage: &Storage, view: &ReadView) {
+    if owners.pacing.note_writer_room(storage.fs().writer_room()) {
+        for family in view.live_families() {
+            recompute_stall(owners, &family);
         }
     }
 }
@@ -308,8 +312,8 @@ pub(crate) fn stall_writer(
                     options,
                 )?;
             }
-            WATCHED => recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family),
-            _ => stall_on(db.wait_owners(), &db.pacing, family, share.bytes, options)?,
+            WATCHED => recompute_stall(db.stall_owners(), family),
+            _ => stall_on(db.stall_owners(), db.wait_owners(), family, share.bytes, options)?,
         }
     }
     Ok(())
@@ -317,17 +321,18 @@ pub(crate) fn stall_writer(
 
 #[cold]
 fn stall_on(
+    stall: StallOwners<'_>,
     owners: WaitOwners<'_>,
-    pacing: &Pacing,
     family: &Arc<Family>,
     bytes: u64,
     options: &WriteOptions,
 ) -> Result<()> {
+    let StallOwners { context, observers, pacing, .. } = stall;
     if options.no_slowdown {
         // The limit on space may be gone without an install, and such a write does not wait for the
         // next decision. For other causes the last decision stands.
         if is_refused(pacing, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
-            recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
+            recompute_stall(stall, family);
         }
         if !is_slowed(family.throttle.load(Ordering::Relaxed)) {
             return Ok(());
@@ -336,12 +341,12 @@ fn stall_on(
             return Err(slowed_down(family));
         }
     }
-    let started = owners.context.clock().now_ns();
-    let cause = cause_of(stall_decision(owners.context, owners.observers, pacing, family));
-    let result = hold_writer(owners, pacing, family, bytes);
-    let waited = owners.context.clock().now_ns() - started;
-    owners.observers.stats().record(Timer::Stall, waited);
-    owners.observers.stats().add(ticker_of(cause), waited);
+    let started = context.clock().now_ns();
+    let cause = cause_of(stall_decision(context, observers, pacing, family));
+    let result = hold_writer(stall, owners, family, bytes);
+    let waited = context.clock().now_ns() - started;
+    observers.stats().record(Timer::Stall, waited);
+    observers.stats().add(ticker_of(cause), waited);
     result
 }
 
@@ -394,35 +399,36 @@ fn is_refused(pacing: &Pacing, family: &Family) -> bool {
 }
 
 fn hold_writer(
+    stall: StallOwners<'_>,
     owners: WaitOwners<'_>,
-    pacing: &Pacing,
     family: &Arc<Family>,
     bytes: u64,
 ) -> Result<()> {
+    let StallOwners { context, pacing, .. } = stall;
     loop {
         family.check_alive()?;
         match family.throttle.load(Ordering::Relaxed) {
             FREE | WATCHED => return Ok(()),
             DELAYED => {
-                recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
+                recompute_stall(stall, family);
                 let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
-                let most = owners.context.memtable_bytes_max(&family.options) / WATCH_SHARE;
+                let most = context.memtable_bytes_max(&family.options) / WATCH_SHARE;
                 let lot = lot_of(bytes, rate, most);
                 let wait = pacing.delays().admit(lot, rate).min(DELAY_MAX);
                 family.credit.add(lot - bytes);
                 if !wait.is_zero() {
                     pacing.ingest().restart_window();
-                    owners.context.clock().sleep(wait);
+                    context.clock().sleep(wait);
                 }
                 return Ok(());
             }
             _ => {
                 // Only a test has a function here, and its error must not fail the write.
-                let _ignored = owners.context.fault_point("write.waits");
+                let _ignored = context.fault_point("write.waits");
                 wait_for_progress(owners, &family.name)?;
             }
         }
-        recompute_stall(owners.context, owners.observers, pacing, owners.jobs, family);
+        recompute_stall(stall, family);
     }
 }
 

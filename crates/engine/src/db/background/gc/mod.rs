@@ -341,7 +341,7 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
         }
     }
     drop(state);
-    stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &task.family);
+    stalling::recompute_stall(db.stall_owners(), &task.family);
     db.jobs.notify_progress();
     result
 }

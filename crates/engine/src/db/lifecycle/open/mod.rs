@@ -147,7 +147,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
             space::note_all(&inner.context, &inner.storage, &inner.view, &mut state, None);
             state.take_limit_changes()
         };
-        scheduler::decide_throttles(&inner, &limit_changes);
+        scheduler::decide_throttles(inner.stall_owners(), &inner.view, &limit_changes);
     }
     Ok(inner)
 }

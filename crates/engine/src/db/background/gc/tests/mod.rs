@@ -409,7 +409,7 @@ fn writer_that_waits_for_space_ends_with_its_family() {
     let limit = SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 };
     family.space.set(Some(limit), 0);
     assert_eq!((family.space.used_bytes(), family.space.stop_bytes()), (10, 10));
-    scheduler::decide_throttles(&store.db.inner, &[family.id]);
+    scheduler::decide_throttles(store.db.inner.stall_owners(), &store.db.inner.view, &[family.id]);
     let error = store.db.put(b"k", b"v").expect_err("the writer would wait");
     assert_eq!(error.kind(), ErrorKind::Busy);
     let mut state = store.db.inner.jobs.lock(Order::none());
@@ -418,7 +418,7 @@ fn writer_that_waits_for_space_ends_with_its_family() {
     drop(crate::db::write::seal::empty_family(context, view, writes, &mut state, &family));
     assert_eq!(family.space.stop_bytes(), 0, "no limit is left");
     drop(state);
-    scheduler::decide_throttles(&store.db.inner, &[family.id]);
+    scheduler::decide_throttles(store.db.inner.stall_owners(), &store.db.inner.view, &[family.id]);
     assert!(!store.db.would_stall(store.db.default_family()));
 }
 

@@ -538,7 +538,7 @@ fn writer_that_waits_for_space_is_counted() {
     assert!(db.would_stall(cf), "garbage is close to the bound, and nothing was collected");
     // The first install of a collection replaces the limit.
     cf.family.space.set(Some(STOPPING), 0);
-    scheduler::decide_throttles(&db.inner, &[cf.id()]);
+    scheduler::decide_throttles(db.inner.stall_owners(), &db.inner.view, &[cf.id()]);
     let is_released = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -586,7 +586,7 @@ fn writers_stay_bounded_while_picks_are_held_back() {
 fn stop_writers(store: &Store) {
     let (db, family) = (&store.db.inner, family_of(store));
     family.space.set(Some(STOPPING), 0);
-    scheduler::decide_throttles(db, &[family.id]);
+    scheduler::decide_throttles(db.stall_owners(), &db.view, &[family.id]);
     assert!(store.db.would_stall(store.db.default_family()));
 }
 
@@ -633,7 +633,7 @@ fn full_pool_delays_no_write_that_frees_space() {
     let (db, family) = (&store.db.inner, family_of(&store));
     let room = WriterRoom { left_bytes: 0, slowdown_bytes: 1 << 20 };
     assert!(db.pacing.note_writer_room(Some(room)));
-    scheduler::decide_throttles(db, &[family.id]);
+    scheduler::decide_throttles(db.stall_owners(), &db.view, &[family.id]);
     assert!(store.db.would_stall(store.db.default_family()));
     assert!(!store.db.is_behind(store.db.default_family()), "no background work ends the delay");
     let stalled = || store.db.statistics().get(Ticker::StallPoolNs);
@@ -676,7 +676,7 @@ fn release_of_a_snapshot_delays_writers() {
     };
     assert_eq!(changes, [family.id]);
     assert!(!store.db.would_stall(store.db.default_family()), "nothing was decided yet");
-    scheduler::decide_throttles(db, &changes);
+    scheduler::decide_throttles(db.stall_owners(), &db.view, &changes);
     assert!(store.db.would_stall(store.db.default_family()));
 }
 
@@ -783,7 +783,7 @@ fn nearly_full_pool_makes_garbage_due_before_writers_are_delayed() {
     assert_eq!(due(), None, "the garbage fits into the room that is left");
     note_room(slowdown_bytes + exposed - 1);
     assert_eq!(due(), Some(GcReason::Space));
-    scheduler::decide_throttles(db, &[family.id]);
+    scheduler::decide_throttles(db.stall_owners(), &db.view, &[family.id]);
     assert!(!store.db.would_stall(store.db.default_family()));
 }
 

@@ -54,6 +54,7 @@ use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::Sealed;
 use crate::db::state::storage::Storage;
+use crate::db::write::stalling::StallOwners;
 use crate::db::write::{log_segments, stalling};
 use crate::lock_order::Order;
 use crate::manifest::{Change, OwnerClaim, VersionEdit};
@@ -228,7 +229,7 @@ pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) 
     let next_log = db.storage.file_numbers().allocate();
     note_floor(db, chain, &left, &log, next_log)?;
     db.context.fault_point("takeover.before_adopt")?;
-    let shards = adopt(db, &left, log.inherited);
+    let shards = adopt(db.stall_owners(), &db.view, &left, log.inherited);
     db.context.fault_point("takeover.adopted")?;
     db.storage.fs().clear_log_tails(db.storage.dir())?;
     kept_log::start_log(db, next_log, log.recovered.previous)?;
@@ -366,7 +367,7 @@ fn note_floor(
 }
 
 /// Makes the kept shards the homes of their memtables: step 5 of the module. Returns their number.
-fn adopt(db: &DbInner, left: &LeftShards, inherited: Inherited) -> u64 {
+fn adopt(owners: StallOwners<'_>, view: &ReadView, left: &LeftShards, inherited: Inherited) -> u64 {
     let memtables = inherited.memtables.values().flatten();
     let named: Vec<(ShardId, usize)> = memtables
         .flat_map(|inherited| {
@@ -392,7 +393,7 @@ fn adopt(db: &DbInner, left: &LeftShards, inherited: Inherited) -> u64 {
     }
     let count = homes.len() as u64;
     for (cf, memtables) in inherited.memtables {
-        let Some(family) = db.view.family(cf) else { continue };
+        let Some(family) = view.family(cf) else { continue };
         let seal = |inherited: &inherited::InheritedMemtable| {
             let data_bytes = |at: usize| left.heads[at].as_ref().map_or(0, |head| head.data_bytes);
             let (info, mut places) = inherited.finish(&left.found, data_bytes);
@@ -404,11 +405,11 @@ fn adopt(db: &DbInner, left: &LeftShards, inherited: Inherited) -> u64 {
         };
         let sealed: Vec<Sealed> = memtables.iter().map(seal).collect();
         {
-            let mut state = db.jobs.lock(Order::none());
+            let mut state = owners.jobs.lock(Order::none());
             state.flushes_mut().entry(cf).or_default().inherit(sealed);
-            db.view.republish(&mut state, &family, None);
+            view.republish(&mut state, &family, None);
         }
-        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+        stalling::recompute_stall(owners, &family);
     }
     count
 }

@@ -1,9 +1,9 @@
 //! The owners that an open database consists of, and the lock order.
 //!
 //! [`DbInner`] only holds the owners. Each owner keeps its fields private to its file. A function
-//! takes the owners that it needs. Functions that need the same owners take them as a group
-//! ([`Reader`], [`StallOwners`], [`WaitOwners`], [`crate::db::background::owners`]). A function
-//! takes `&DbInner` if it needs more than three owners and no group has them.
+//! takes the owners that it needs, or a group of owners that other functions need as well:
+//! [`Reader`], [`StallOwners`], [`WaitOwners`] or one of [`crate::db::background::owners`]. A
+//! function that needs more owners takes `&DbInner`.
 //!
 //! | owner | holds |
 //! | --- | --- |

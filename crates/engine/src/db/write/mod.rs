@@ -156,7 +156,9 @@ pub(crate) fn commit_batch(
 ) -> Result<SeqNo> {
     SHARES.with_borrow_mut(|shares| {
         shares.clear();
-        let checked = check_batch(&db.context, &db.observers, &db.view, batch, shares, options)?;
+        db.context.check_open()?;
+        db.observers.health().check_writable()?;
+        let checked = check_batch(&db.view, batch, shares, options)?;
         if shares.is_empty() {
             return Ok(db.view.visible());
         }
@@ -175,15 +177,11 @@ pub(crate) fn commit_batch(
 
 /// Checks every record and sums the bytes by family.
 fn check_batch(
-    context: &Context,
-    observers: &Observers,
     view: &ReadView,
     batch: &WriteBatch,
     shares: &mut Shares,
     options: &WriteOptions,
 ) -> Result<Checked> {
-    context.check_open()?;
-    observers.health().check_writable()?;
     if options.wal {
         // The error concerns this batch alone. Later it would fail the whole group of the batch.
         check_payload_len(batch.byte_len())?;

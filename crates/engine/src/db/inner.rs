@@ -37,7 +37,7 @@
 
 use std::sync::Once;
 
-use crate::db::background::owners::{InstallOwners, JobOwners, PickOwners};
+use crate::db::background::owners::{InstallOwners, JobOwners, PickOwners, SpaceOwners};
 use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
@@ -117,6 +117,11 @@ impl DbInner {
             jobs: &self.jobs,
             view: &self.view,
         }
+    }
+
+    /// The owners that an examination of the space of families needs.
+    pub(crate) fn space_owners(&self) -> SpaceOwners<'_> {
+        SpaceOwners { context: &self.context, storage: &self.storage, view: &self.view }
     }
 
     /// The owners that the plan of a job and its run need.

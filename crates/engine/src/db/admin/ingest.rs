@@ -313,14 +313,8 @@ fn install_ingest(
         if let Ok(built) = &built {
             let mut state = db.jobs.lock(manifest.order());
             db.view.republish_built(&mut state, built.clone());
-            space::note_install(
-                &db.context,
-                &db.storage,
-                &db.view,
-                &mut state,
-                family,
-                Some(SpaceEvent::Ingestion),
-            );
+            let event = Some(SpaceEvent::Ingestion);
+            space::note_install(db.space_owners(), &mut state, family, event);
             drop(state);
             for piece in &pieces {
                 commit.recent_mut().note_range(family.id, &piece.smallest, &piece.largest);

@@ -288,14 +288,8 @@ fn install_compaction(
         if let Some(share) = share {
             state.space_mut(cf).set_shadow_share(share);
         }
-        space::note_install(
-            owners.context,
-            owners.storage,
-            owners.view,
-            &mut state,
-            family,
-            Some(SpaceEvent::GarbageFound),
-        );
+        let event = Some(SpaceEvent::GarbageFound);
+        space::note_install(owners.space_owners(), &mut state, family, event);
         if let Some(compacted) = compacted {
             measure_l0(pacing, &state, pick, &compacted.output);
         }

@@ -506,7 +506,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         if let Some(away) = db.context.away() {
             away.retire(retired);
         }
-        space::note_flush(&db.context, &db.storage, &db.view, &mut state, family, output);
+        space::note_flush(db.space_owners(), &mut state, family, output);
         (floor, is_of_nodes)
     };
     log_segments::drop_logs_below(db, floor);

@@ -366,13 +366,7 @@ fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit)
             tracker.install_all();
         }
         db.view.republish_built(&mut state, built);
-        space::note_all(
-            &db.context,
-            &db.storage,
-            &db.view,
-            &mut state,
-            Some(SpaceEvent::RangeDelete),
-        );
+        space::note_all(db.space_owners(), &mut state, Some(SpaceEvent::RangeDelete));
         state.forget_failures();
         db.logs.note_left();
     }

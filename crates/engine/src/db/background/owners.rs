@@ -36,6 +36,22 @@ pub(crate) struct InstallOwners<'a> {
     pub(crate) view: &'a ReadView,
 }
 
+impl<'a> InstallOwners<'a> {
+    /// The owners that an examination of space needs, which follows the install.
+    pub(crate) fn space_owners(self) -> SpaceOwners<'a> {
+        let Self { context, storage, view, .. } = self;
+        SpaceOwners { context, storage, view }
+    }
+}
+
+/// The owners that an examination of the space of families needs.
+#[derive(Clone, Copy)]
+pub(crate) struct SpaceOwners<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) storage: &'a Storage,
+    pub(crate) view: &'a ReadView,
+}
+
 /// The owners that the plan of a job and its run need.
 #[derive(Clone, Copy)]
 pub(crate) struct JobOwners<'a> {

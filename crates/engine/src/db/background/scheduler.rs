@@ -516,7 +516,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(send) = send::next_send(db, state) {
         return Some(Task::Send(send));
     }
-    space::note_snapshots(&db.context, &db.storage, &db.view, state);
+    space::note_snapshots(db.space_owners(), state);
     if let Some(compaction) = take_compaction(db.pick_owners(), state, JobSlot::Own) {
         return Some(compaction);
     }

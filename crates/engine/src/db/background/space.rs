@@ -32,8 +32,8 @@ use archipelago_base::{CfId, SeqNo};
 use archipelago_env::FileClass;
 
 use crate::compaction::pick::SpaceDemand;
+use crate::db::background::owners::SpaceOwners;
 use crate::db::read::ReadView;
-use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{FamilySpace, SpaceView};
 use crate::db::state::jobs::{JobState, Jobs};
@@ -53,26 +53,22 @@ use crate::version::{LAST_LEVEL, Version};
 /// Examines the space of a family after an install. `event` says whether the install may have put
 /// garbage over the bound in one step.
 pub(crate) fn note_install(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
+    owners: SpaceOwners<'_>,
     state: &mut JobState,
     family: &Family,
     event: Option<SpaceEvent>,
 ) {
-    examine(context, storage, view, state, family, event.map(SpaceStep::Event));
+    examine(owners, state, family, event.map(SpaceStep::Event));
 }
 
 /// Examines the space of a family after the install of a flush.
 pub(crate) fn note_flush(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
+    owners: SpaceOwners<'_>,
     state: &mut JobState,
     family: &Family,
     output: &JobOutput,
 ) {
-    examine(context, storage, view, state, family, Some(flush_step(output)));
+    examine(owners, state, family, Some(flush_step(output)));
 }
 
 /// A step that may have put garbage over the bound.
@@ -110,9 +106,7 @@ impl SpaceStep {
 }
 
 fn examine(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
+    owners: SpaceOwners<'_>,
     state: &mut JobState,
     family: &Family,
     step: Option<SpaceStep>,
@@ -127,12 +121,12 @@ fn examine(
         return;
     }
     let space = state.space_mut(family.id);
-    let (snapshots, visible) = view.snapshots().list(|| view.visible());
+    let (snapshots, visible) = owners.view.snapshots().list(|| owners.view.visible());
     let before = space.view().copied();
     let kept = space.take_kept_margin();
     let readers = Readers { snapshots: &snapshots, visible };
-    let mut space_view = look(storage, family, &version, space, readers);
-    if let Some((plan, after)) = space_view.bound {
+    let mut view = look(owners.storage, family, &version, space, readers);
+    if let Some((plan, after)) = view.bound {
         let known = before.and_then(|view| view.bound);
         // An event takes no more than this from a margin that an earlier open has kept, so that
         // restarts give no room to writers that the bound has stopped.
@@ -140,28 +134,28 @@ fn examine(
         // Without a known earlier state, this is the first examination since the open, or since
         // the family has had value files again.
         let step = if known.is_some() { step } else { Some(SpaceStep::Event(SpaceEvent::Opened)) };
-        let event = step.map(|step| step.event(before.as_ref(), &space_view));
+        let event = step.map(|step| step.event(before.as_ref(), &view));
         let (event, own_bytes) = (event.map(|(event, _)| event), event.map_or(0, |(_, own)| own));
         space.debt_mut().settle(&SpaceChange { before: had, after, event, own_bytes });
-        space_view.bound = Some((plan, margin(family, &space_view.usage, space)));
+        view.bound = Some((plan, margin(family, &view.usage, space)));
     }
-    let demand = space_view.bound.map(|(plan, margin)| SpaceDemand {
+    let demand = view.bound.map(|(plan, margin)| SpaceDemand {
         cf: family.id,
-        urgency: plan.hidden_urgency(space_view.usage.hidden_bytes, space_view.usage.live_bytes()),
-        shadow_share: space_view.shadow_share,
+        urgency: plan.hidden_urgency(view.usage.hidden_bytes, view.usage.live_bytes()),
+        shadow_share: view.shadow_share,
         is_pressed: margin.is_pressed(),
         turn: None,
     });
-    space.set_view(space_view, demand);
+    space.set_view(view, demand);
     set_gauge(family, space);
-    if let Some((_, margin)) = space_view.bound {
-        let pinned = storage.trash().pinned();
+    if let Some((_, margin)) = view.bound {
+        let pinned = owners.storage.trash().pinned();
         let oldest = snapshots.first().copied();
         let allowance_bytes = margin.allowance_bytes;
         let warning = pinned_warning(&pinned, allowance_bytes, oldest)
-            .or_else(|| kept_warning(space_view.hidden.kept_bytes, allowance_bytes, oldest));
+            .or_else(|| kept_warning(view.hidden.kept_bytes, allowance_bytes, oldest));
         if let Some(warning) = warning
-            && space.may_warn(context.clock().now_ns())
+            && space.may_warn(owners.context.clock().now_ns())
         {
             tracing::warn!(family = family.name.as_str(), "{warning}");
         }
@@ -213,15 +207,9 @@ fn kept_warning(
 }
 
 /// Examines the space of every family.
-pub(crate) fn note_all(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
-    state: &mut JobState,
-    event: Option<SpaceEvent>,
-) {
-    for family in view.live_families() {
-        note_install(context, storage, view, state, &family, event);
+pub(crate) fn note_all(owners: SpaceOwners<'_>, state: &mut JobState, event: Option<SpaceEvent>) {
+    for family in owners.view.live_families() {
+        note_install(owners, state, &family, event);
     }
 }
 
@@ -316,18 +304,13 @@ fn flush_step(output: &JobOutput) -> SpaceStep {
 
 /// Examines every family again if the oldest snapshot was released, because records that it kept
 /// are garbage now.
-pub(crate) fn note_snapshots(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
-    state: &mut JobState,
-) {
+pub(crate) fn note_snapshots(owners: SpaceOwners<'_>, state: &mut JobState) {
     if !state.has_any_space() {
         return;
     }
-    let (snapshots, _) = view.snapshots().list(|| view.visible());
+    let (snapshots, _) = owners.view.snapshots().list(|| owners.view.visible());
     if state.has_new_oldest_snapshot(snapshots.first().copied()) {
-        note_all(context, storage, view, state, Some(SpaceEvent::SnapshotReleased));
+        note_all(owners, state, Some(SpaceEvent::SnapshotReleased));
     }
 }
 

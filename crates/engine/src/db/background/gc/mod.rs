@@ -588,14 +588,8 @@ fn install_gc(
             let ns = owners.context.clock().now_ns().saturating_sub(task.started_ns);
             state.space_mut(cf).note_freed(bytes_freed(task, output), ns);
         }
-        space::note_install(
-            owners.context,
-            owners.storage,
-            owners.view,
-            &mut state,
-            family,
-            Some(SpaceEvent::GarbageFound),
-        );
+        let event = Some(SpaceEvent::GarbageFound);
+        space::note_install(owners.space_owners(), &mut state, family, event);
         replaced
     };
     tell_gc(owners.observers, task, output, &replaced);

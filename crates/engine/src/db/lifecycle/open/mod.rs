@@ -144,7 +144,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         remove_strays(&inner.storage)?;
         let limit_changes = {
             let mut state = inner.jobs.lock(Order::none());
-            space::note_all(&inner.context, &inner.storage, &inner.view, &mut state, None);
+            space::note_all(inner.space_owners(), &mut state, None);
             state.take_limit_changes()
         };
         scheduler::decide_throttles(inner.stall_owners(), &inner.view, &limit_changes);

@@ -327,13 +327,8 @@ fn debt_counts_an_event_once() {
     // The same garbage is examined again, and the same keys are deleted again by range deletes.
     for _ in 0..3 {
         let db = &store.db.inner;
-        space::note_all(
-            &db.context,
-            &db.storage,
-            &db.view,
-            &mut db.jobs.lock(Order::none()),
-            Some(SpaceEvent::RangeDelete),
-        );
+        let event = Some(SpaceEvent::RangeDelete);
+        space::note_all(db.space_owners(), &mut db.jobs.lock(Order::none()), event);
         assert_eq!(debt(&store).0, once, "a look adds to the debt");
     }
     delete_all(&store);
@@ -466,13 +461,8 @@ fn debt_counts_an_ingestion_once() {
     assert!(store.db.would_stall(store.db.default_family()));
     for _ in 0..3 {
         let db = &store.db.inner;
-        space::note_all(
-            &db.context,
-            &db.storage,
-            &db.view,
-            &mut db.jobs.lock(Order::none()),
-            Some(SpaceEvent::Ingestion),
-        );
+        let event = Some(SpaceEvent::Ingestion);
+        space::note_all(db.space_owners(), &mut db.jobs.lock(Order::none()), event);
         assert_eq!(store.debt(), once, "a look adds to the debt");
     }
     store.compact();
@@ -671,7 +661,7 @@ fn release_of_a_snapshot_delays_writers() {
     let changes = {
         let mut state = db.jobs.lock(Order::none());
         state.take_limit_changes();
-        space::note_snapshots(&db.context, &db.storage, &db.view, &mut state);
+        space::note_snapshots(db.space_owners(), &mut state);
         state.take_limit_changes()
     };
     assert_eq!(changes, [family.id]);

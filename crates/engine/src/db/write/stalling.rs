@@ -303,14 +303,7 @@ pub(crate) fn stall_writer(
             WATCHED | DELAYED if family.credit.take(share.bytes) => {}
             // The pool needs the room that the write frees.
             DELAYED if frees && family.is_slowed_for_pool.load(Ordering::Relaxed) => {
-                delay_freeing_write(
-                    &db.context,
-                    &db.observers,
-                    &db.pacing,
-                    family,
-                    share.bytes,
-                    options,
-                )?;
+                delay_freeing_write(db.stall_owners(), family, share.bytes, options)?;
             }
             WATCHED => recompute_stall(db.stall_owners(), family),
             _ => stall_on(db.stall_owners(), db.wait_owners(), family, share.bytes, options)?,
@@ -322,7 +315,7 @@ pub(crate) fn stall_writer(
 #[cold]
 fn stall_on(
     stall: StallOwners<'_>,
-    owners: WaitOwners<'_>,
+    wait: WaitOwners<'_>,
     family: &Arc<Family>,
     bytes: u64,
     options: &WriteOptions,
@@ -343,7 +336,7 @@ fn stall_on(
     }
     let started = context.clock().now_ns();
     let cause = cause_of(stall_decision(context, observers, pacing, family));
-    let result = hold_writer(stall, owners, family, bytes);
+    let result = hold_writer(stall, wait, family, bytes);
     let waited = context.clock().now_ns() - started;
     observers.stats().record(Timer::Stall, waited);
     observers.stats().add(ticker_of(cause), waited);
@@ -353,13 +346,12 @@ fn stall_on(
 /// Delays a write that frees space as all causes but the storage pool demand it.
 #[cold]
 fn delay_freeing_write(
-    context: &Context,
-    observers: &Observers,
-    pacing: &Pacing,
+    owners: StallOwners<'_>,
     family: &Family,
     bytes: u64,
     options: &WriteOptions,
 ) -> Result<()> {
+    let StallOwners { context, observers, pacing, .. } = owners;
     let rate = family.freeing_rate.load(Ordering::Relaxed);
     if rate == u64::MAX {
         return Ok(());
@@ -400,7 +392,7 @@ fn is_refused(pacing: &Pacing, family: &Family) -> bool {
 
 fn hold_writer(
     stall: StallOwners<'_>,
-    owners: WaitOwners<'_>,
+    wait: WaitOwners<'_>,
     family: &Arc<Family>,
     bytes: u64,
 ) -> Result<()> {
@@ -414,18 +406,18 @@ fn hold_writer(
                 let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
                 let most = context.memtable_bytes_max(&family.options) / WATCH_SHARE;
                 let lot = lot_of(bytes, rate, most);
-                let wait = pacing.delays().admit(lot, rate).min(DELAY_MAX);
+                let delay = pacing.delays().admit(lot, rate).min(DELAY_MAX);
                 family.credit.add(lot - bytes);
-                if !wait.is_zero() {
+                if !delay.is_zero() {
                     pacing.ingest().restart_window();
-                    context.clock().sleep(wait);
+                    context.clock().sleep(delay);
                 }
                 return Ok(());
             }
             _ => {
                 // Only a test has a function here, and its error must not fail the write.
                 let _ignored = context.fault_point("write.waits");
-                wait_for_progress(owners, &family.name)?;
+                wait_for_progress(wait, &family.name)?;
             }
         }
         recompute_stall(stall, family);

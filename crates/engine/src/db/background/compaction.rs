@@ -134,8 +134,7 @@ fn compact_and_install(
     let mut spec = compaction_spec(&numbers, task)?;
     spec.output.values.clone_from(&values.spec);
     spec.output.values.invalid = job_specs::invalid_numbers(&numbers, &spec)?;
-    let compacted =
-        subcompaction::run_compaction(&numbers, &db.observers, &db.pacing, task, &spec, place);
+    let compacted = subcompaction::run_compaction(&numbers, db.stall_owners(), task, &spec, place);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
     if has(Defect::EntriesAheadOfTheirEdit) {

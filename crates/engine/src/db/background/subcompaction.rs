@@ -38,10 +38,8 @@ use crate::db::background::rebalance;
 use crate::db::state::context::Context;
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::Jobs;
-use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
-use crate::db::state::storage::Storage;
-use crate::db::write::stalling;
+use crate::db::write::stalling::{self, StallOwners};
 use crate::executor::{self, JobPlace};
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;
@@ -64,14 +62,13 @@ struct WorkTerms<'a> {
 /// Runs the compaction of `spec` at `place`, in parts if it is worth it.
 pub(crate) fn run_compaction(
     numbers: &JobNumbers<'_>,
-    observers: &Observers,
-    pacing: &Pacing,
+    stall: StallOwners<'_>,
     task: &CompactionTask,
     spec: &CompactionSpec,
     place: &JobPlace,
 ) -> Result<Compacted> {
     let owners = numbers.owners();
-    let ranges = plan_parts(owners, pacing, task, spec)?;
+    let ranges = plan_parts(owners, stall.pacing, task, spec)?;
     let threads = ranges.len().max(1);
     let readahead = spec.open_at_once() * u64::from(spec.readahead_bytes) * threads as u64;
     let readahead = readahead.min(spec.input_bytes());
@@ -86,9 +83,9 @@ pub(crate) fn run_compaction(
             ranges.into_iter().map(work).collect::<Result<_>>()?
         }
     };
-    let kind = priority_of(owners.context, observers, pacing, owners.jobs, task);
+    let kind = priority_of(stall, task);
     let run = ParallelRun { kind, cancel, threads: works.len() };
-    let compacted = run_works(owners.context, owners.storage, owners.jobs, spec, works, run, place);
+    let compacted = run_works(owners, spec, works, run, place);
     for refused in place.take_removable() {
         owners.storage.discard(&refused, Order::none());
     }
@@ -96,13 +93,8 @@ pub(crate) fn run_compaction(
 }
 
 /// Priority of the threads that run a compaction: low, unless a caller or a writer waits for it.
-fn priority_of(
-    context: &Context,
-    observers: &Observers,
-    pacing: &Pacing,
-    jobs: &Jobs,
-    task: &CompactionTask,
-) -> JobPriority {
+fn priority_of(owners: StallOwners<'_>, task: &CompactionTask) -> JobPriority {
+    let StallOwners { context, observers, pacing, jobs } = owners;
     let is_awaited = task.by_hand
         || jobs.is_awaited()
         || stalling::is_compaction_urgent(context, observers, pacing, &task.family);
@@ -154,14 +146,13 @@ fn parts_of_hot_bucket(
 }
 
 fn run_works(
-    context: &Context,
-    storage: &Storage,
-    jobs: &Jobs,
+    owners: JobOwners<'_>,
     spec: &CompactionSpec,
     works: Vec<Work>,
     run: ParallelRun,
     place: &JobPlace,
 ) -> Result<Compacted> {
+    let JobOwners { context, storage, jobs, .. } = owners;
     let started_ns = context.clock().now_ns();
     let threads = works.len();
     // The works have about the same size, so their order does not matter.

@@ -75,86 +75,89 @@ fn verify_logs(storage: &Storage, logs: &LogSegments, view: &ReadView, report: &
     }
 }
 
-/// Opens a value file for a check. A writer may have removed the value file of a read-only
-/// database. Then the open file that the database holds is used; `None` if it holds none.
-fn open_values(
-    context: &Context,
-    storage: &Storage,
-    file: &LiveValueFile,
-) -> Result<Option<OpenedFile>> {
-    let path = storage.path_of(&value_file_name(file.file_no()));
-    let io = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
-    if let Some(file) = file.held() {
-        return Ok(Some(OpenedFile { path, file }));
-    }
-    match storage.fs().open(&path, io, OpenOptions::default()) {
-        Ok(file) => Ok(Some(OpenedFile { path, file })),
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Err(_) if context.options().read_only => Ok(None),
-        Err(_) => {
-            Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
-        }
-    }
+/// A check of the files of families, with the owners that it needs.
+struct FileCheck<'a> {
+    context: &'a Context,
+    storage: &'a Storage,
+    view: &'a ReadView,
 }
 
-/// Reads one invalid file. `false` if the writer of a read-only database has removed it.
-fn verify_invalid(context: &Context, storage: &Storage, file: &LiveInvalidFile) -> Result<bool> {
-    let path = storage.path_of(&invalid_file_name(file.file_no()));
-    let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-    match storage.fs().open(&path, io, OpenOptions::default()) {
-        Ok(opened) => verify_invalid_file(opened, &path, file.meta()).map(|()| true),
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Err(_) if context.options().read_only => Ok(false),
-        Err(_) => {
-            Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
+impl FileCheck<'_> {
+    /// Opens a value file for a check. A writer may have removed the value file of a read-only
+    /// database. Then the open file that the database holds is used; `None` if it holds none.
+    fn open_values(&self, file: &LiveValueFile) -> Result<Option<OpenedFile>> {
+        let path = self.storage.path_of(&value_file_name(file.file_no()));
+        let io = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
+        if let Some(file) = file.held() {
+            return Ok(Some(OpenedFile { path, file }));
+        }
+        match self.storage.fs().open(&path, io, OpenOptions::default()) {
+            Ok(file) => Ok(Some(OpenedFile { path, file })),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Err(_) if self.context.options().read_only => Ok(None),
+            Err(_) => {
+                Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
+            }
         }
     }
-}
 
-/// Reads the tables, the value files and the invalid files of one family, and resolves its
-/// references.
-fn verify_family(
-    context: &Context,
-    storage: &Storage,
-    view: &ReadView,
-    picture: &SuperVersion,
-    report: &mut VerifyReport,
-    progress: &mut dyn FnMut(u64),
-) {
-    let version = &picture.version;
-    let open = |file: &LiveValueFile| open_values(context, storage, file);
-    let mut values = ValueCheck::new(version, &open, context.budget());
-    for (file, refs) in version.values().files() {
-        match values.file(file, refs) {
-            Ok(false) => continue,
-            Ok(true) => {}
-            Err(error) => report.errors.push(error),
+    /// Reads one invalid file. `false` if the writer of a read-only database has removed it.
+    fn verify_invalid(&self, file: &LiveInvalidFile) -> Result<bool> {
+        let path = self.storage.path_of(&invalid_file_name(file.file_no()));
+        let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+        match self.storage.fs().open(&path, io, OpenOptions::default()) {
+            Ok(opened) => verify_invalid_file(opened, &path, file.meta()).map(|()| true),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Err(_) if self.context.options().read_only => Ok(false),
+            Err(_) => {
+                Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
+            }
         }
-        report.value_files += 1;
-        report.bytes += file.size_bytes;
-        progress(report.bytes);
     }
-    for (level, file) in version.files() {
-        let io = IoContext::sst(IoPurpose::Maintenance, level as u8);
-        let table = view.tables().get(file);
-        match table.and_then(|table| table.verify(io).map(|()| table)) {
-            Err(error) if error.kind() == ErrorKind::Fenced => continue,
-            Err(error) => report.errors.push(error),
-            Ok(table) => report.errors.extend(values.table(&table, file, io)),
+
+    /// Reads the tables, the value files and the invalid files of one family, and resolves its
+    /// references.
+    fn verify_family(
+        &self,
+        picture: &SuperVersion,
+        report: &mut VerifyReport,
+        progress: &mut dyn FnMut(u64),
+    ) {
+        let version = &picture.version;
+        let open = |file: &LiveValueFile| self.open_values(file);
+        let mut values = ValueCheck::new(version, &open, self.context.budget());
+        for (file, refs) in version.values().files() {
+            match values.file(file, refs) {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => report.errors.push(error),
+            }
+            report.value_files += 1;
+            report.bytes += file.size_bytes;
+            progress(report.bytes);
         }
-        report.files += 1;
-        report.bytes += file.size_bytes;
-        progress(report.bytes);
-    }
-    for file in version.values().invalid_files() {
-        match verify_invalid(context, storage, file) {
-            Ok(false) => continue,
-            Ok(true) => {}
-            Err(error) => report.errors.push(error),
+        for (level, file) in version.files() {
+            let io = IoContext::sst(IoPurpose::Maintenance, level as u8);
+            let table = self.view.tables().get(file);
+            match table.and_then(|table| table.verify(io).map(|()| table)) {
+                Err(error) if error.kind() == ErrorKind::Fenced => continue,
+                Err(error) => report.errors.push(error),
+                Ok(table) => report.errors.extend(values.table(&table, file, io)),
+            }
+            report.files += 1;
+            report.bytes += file.size_bytes;
+            progress(report.bytes);
         }
-        report.invalid_files += 1;
-        report.bytes += file.size_bytes;
-        progress(report.bytes);
+        for file in version.values().invalid_files() {
+            match self.verify_invalid(file) {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => report.errors.push(error),
+            }
+            report.invalid_files += 1;
+            report.bytes += file.size_bytes;
+            progress(report.bytes);
+        }
     }
 }
 
@@ -172,10 +175,9 @@ pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result
             tables.sum::<u64>() + values.file_bytes() + invalid.sum::<u64>()
         })
         .sum();
+    let check = FileCheck { context: &db.context, storage: &db.storage, view: &db.view };
     for picture in &pictures {
-        verify_family(&db.context, &db.storage, &db.view, picture, &mut report, &mut |bytes| {
-            progress(bytes, total)
-        });
+        check.verify_family(picture, &mut report, &mut |bytes| progress(bytes, total));
     }
     verify_logs(&db.storage, &db.logs, &db.view, &mut report);
     // A read-only database has read the manifest for its picture, and a writer may be

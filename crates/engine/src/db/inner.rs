@@ -1,9 +1,8 @@
 //! The owners that an open database consists of, and the lock order.
 //!
 //! [`DbInner`] only holds the owners. Each owner keeps its fields private to its file. A function
-//! takes the owners that it needs, or a group of owners that other functions need as well:
-//! [`Reader`], [`StallOwners`], [`WaitOwners`] or one of [`crate::db::background::owners`]. A
-//! function that needs more owners takes `&DbInner`.
+//! takes the owners that it needs. Owners that several functions need together form a *group*, a
+//! struct of references with a name. A function that needs more owners takes `&DbInner`.
 //!
 //! | owner | holds |
 //! | --- | --- |
@@ -17,6 +16,16 @@
 //! | [`ReadView`] | families, snapshots, tables, the visible sequence number |
 //! | [`WarmPasses`] | the thread and the limits of warm passes |
 //! | [`WritePath`] | commit order, active memtables, row locks |
+//!
+//! | group | for | owners |
+//! | --- | --- | --- |
+//! | [`Reader`] | reads | `Context`, `Observers`, `ReadView` |
+//! | [`StallOwners`] | the speed of writers | `Context`, `Observers`, `Pacing`, `Jobs` |
+//! | [`WaitOwners`] | writes that wait | `Context`, `Storage`, `Observers`, `Jobs`, `Disk` |
+//! | [`PickOwners`] | compaction and GC picks | `Context`, `Pacing`, `Jobs`, `Disk`, `ReadView` |
+//! | [`JobOwners`] | plans and runs of jobs | `Context`, `Storage`, `Jobs`, `Disk`, `ReadView` |
+//! | [`InstallOwners`] | installs | `Context`, `Storage`, `Observers`, `Jobs`, `ReadView` |
+//! | [`SpaceOwners`] | examinations of space | `Context`, `Storage`, `ReadView` |
 //!
 //! Invariants:
 //! 1. Locks are taken in this order: the **commit lock** (`db::write::commit`: sequence numbers,
@@ -108,7 +117,18 @@ impl DbInner {
         }
     }
 
-    /// The owners that the install of an edit changes, and those that it notifies.
+    /// The owners that the plan of a job and its run need.
+    pub(crate) fn job_owners(&self) -> JobOwners<'_> {
+        JobOwners {
+            context: &self.context,
+            storage: &self.storage,
+            jobs: &self.jobs,
+            disk: &self.disk,
+            view: &self.view,
+        }
+    }
+
+    /// The owners that the install of an edit needs.
     pub(crate) fn install_owners(&self) -> InstallOwners<'_> {
         InstallOwners {
             context: &self.context,
@@ -122,16 +142,5 @@ impl DbInner {
     /// The owners that an examination of the space of families needs.
     pub(crate) fn space_owners(&self) -> SpaceOwners<'_> {
         SpaceOwners { context: &self.context, storage: &self.storage, view: &self.view }
-    }
-
-    /// The owners that the plan of a job and its run need.
-    pub(crate) fn job_owners(&self) -> JobOwners<'_> {
-        JobOwners {
-            context: &self.context,
-            storage: &self.storage,
-            jobs: &self.jobs,
-            disk: &self.disk,
-            view: &self.view,
-        }
     }
 }

@@ -56,7 +56,8 @@ const WATCH_SHARE: u64 = 64;
 /// bytes.
 const FILL_SHARE: u64 = 8;
 
-/// The owners that a decision about the speed of writers needs.
+/// The owners that a decision about the speed of writers needs. Jobs take this group as well if
+/// they end with such a decision.
 #[derive(Clone, Copy)]
 pub(crate) struct StallOwners<'a> {
     pub(crate) context: &'a Context,
@@ -65,7 +66,8 @@ pub(crate) struct StallOwners<'a> {
     pub(crate) jobs: &'a Jobs,
 }
 
-/// The owners that a write needs while it waits for background work.
+/// The owners that a write needs while it waits for background work. It makes no decision about the
+/// speed of writers: a write that does both takes [`StallOwners`] in addition.
 #[derive(Clone, Copy)]
 pub(crate) struct WaitOwners<'a> {
     pub(crate) context: &'a Context,

@@ -66,6 +66,11 @@ tickers! {
     Flushes = "flushes",
     /// Bytes that flushes wrote.
     FlushBytesWritten = "flush.bytes.written",
+    /// Nanoseconds for which flushes that were installed waited for the log, after their files were
+    /// written.
+    FlushLogSyncNs = "flush.log.sync.ns",
+    /// Nanoseconds that the installs of flushes took after these waits.
+    FlushInstallNs = "flush.install.ns",
     /// Compaction jobs installed.
     Compactions = "compactions",
     /// Files that moved down a level without being rewritten.
@@ -138,6 +143,9 @@ tickers! {
     AwayShardsSent = "away.shards.sent",
     /// Bytes of the images of sent shards.
     AwayBytesSent = "away.bytes.sent",
+    /// Nanoseconds that these sends took, each from the making of its image until the node had
+    /// registered it. Sends run in parallel with writes and flushes.
+    AwaySendNs = "away.send.ns",
     /// Sends that failed because no memory node had room.
     AwaySendsRefused = "away.sends.refused",
     /// Sends that failed because a memory node did not answer or was lost.
@@ -151,6 +159,8 @@ tickers! {
     AwayShardsFetched = "away.shards.fetched",
     /// Bytes of the images of fetched shards.
     AwayBytesFetched = "away.bytes.fetched",
+    /// Nanoseconds that these fetches took.
+    AwayFetchNs = "away.fetch.ns",
     /// Flushes that were put off because a memory node did not give a shard.
     AwayFlushesPutOff = "away.flushes.put.off",
     /// Flushes of shards at memory nodes that other databases share, because the writers paused.
@@ -167,6 +177,15 @@ tickers! {
     AwayLookups = "away.lookups",
     /// Look-ups at memory nodes that no filter had excluded and that found nothing.
     AwayLookupsEmpty = "away.lookups.empty",
+    /// Timed look-ups that a sealed memtable in memory answered. In a database with memory nodes
+    /// one look-up in 64 is timed.
+    AwayTimedHere = "away.timed.here",
+    /// Nanoseconds of these look-ups.
+    AwayTimedHereNs = "away.timed.here.ns",
+    /// Timed look-ups that a memory node answered.
+    AwayTimedThere = "away.timed.there",
+    /// Nanoseconds of these look-ups.
+    AwayTimedThereNs = "away.timed.there.ns",
     /// Pages of records that iterators fetched from memory nodes.
     AwayPages = "away.pages",
     /// Reads that failed as busy because a memtable shard could not be read.

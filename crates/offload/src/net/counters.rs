@@ -65,14 +65,25 @@ pub struct FlushFigures {
     pub images_fetched: u64,
     /// Bytes of the fetched shards.
     pub image_bytes_fetched: u64,
-    /// Nanoseconds of flushes that executors have ended, without `open_ns` and `run_ns`. It is the
-    /// time for packages, for messages, for waits for an executor and for room there, and for the
-    /// names of outputs in a volume.
+    /// Nanoseconds in which this process made the packages of flushes that executors have ended.
+    pub package_ns: u64,
+    /// Nanoseconds of these flushes without `package_ns`, `open_ns` and `run_ns`. It is the time
+    /// for messages, for waits for an executor and for room there, and for the names of outputs in
+    /// a volume.
     pub wait_ns: u64,
     /// Nanoseconds in which executors opened or fetched the shards of ended flushes.
     pub open_ns: u64,
     /// Nanoseconds in which executors wrote the tables of ended flushes.
     pub run_ns: u64,
+}
+
+/// Times of a job that an executor has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AwayTimes {
+    /// Nanoseconds since the engine's call.
+    pub(super) whole_ns: u64,
+    /// Nanoseconds of these in which this process made the package.
+    pub(super) package_ns: u64,
 }
 
 /// The counters while they grow.
@@ -100,6 +111,7 @@ pub(super) struct Tally {
     images_in_place: AtomicU64,
     images_fetched: AtomicU64,
     image_bytes_fetched: AtomicU64,
+    package_ns: AtomicU64,
     wait_ns: AtomicU64,
     open_ns: AtomicU64,
     run_ns: AtomicU64,
@@ -173,8 +185,8 @@ impl Tally {
         }
     }
 
-    /// Counts a job that an executor has ended, `whole_ns` nanoseconds after the engine's call.
-    pub(super) fn away(&self, accepted: &AcceptedOutput, whole_ns: u64) {
+    /// Counts a job that an executor has ended.
+    pub(super) fn away(&self, accepted: &AcceptedOutput, times: &AwayTimes) {
         let AcceptedOutput { output, images, limited_bytes } = accepted;
         add(&self.ran_away, 1);
         add(&self.limited_bytes_away, *limited_bytes);
@@ -187,7 +199,9 @@ impl Tally {
         add(&self.image_bytes_fetched, used.fetched_bytes);
         add(&self.open_ns, used.open_ns);
         add(&self.run_ns, used.run_ns);
-        add(&self.wait_ns, whole_ns.saturating_sub(used.open_ns).saturating_sub(used.run_ns));
+        add(&self.package_ns, times.package_ns);
+        let known = [times.package_ns, used.open_ns, used.run_ns];
+        add(&self.wait_ns, known.into_iter().fold(times.whole_ns, u64::saturating_sub));
     }
 
     /// The report of an owner with this address to its scheduler.
@@ -221,6 +235,7 @@ impl Tally {
             images_in_place: read(&self.images_in_place),
             images_fetched: read(&self.images_fetched),
             image_bytes_fetched: read(&self.image_bytes_fetched),
+            package_ns: read(&self.package_ns),
             wait_ns: read(&self.wait_ns),
             open_ns: read(&self.open_ns),
             run_ns: read(&self.run_ns),
@@ -279,6 +294,7 @@ impl FlushFigures {
             ("images_in_place", self.images_in_place),
             ("images_fetched", self.images_fetched),
             ("image_bytes_fetched", self.image_bytes_fetched),
+            ("package_us", self.package_ns / 1000),
             ("wait_us", self.wait_ns / 1000),
             ("fetch_us", self.open_ns / 1000),
             ("run_us", self.run_ns / 1000),

@@ -49,7 +49,7 @@ use archipelago_engine::job::{JobContext, JobOutput, ShardRef};
 use archipelago_engine::remote::ShardId;
 use archipelago_fabric::Endpoints;
 
-use super::counters::{OffloadCounters, Tally};
+use super::counters::{AwayTimes, OffloadCounters, Tally};
 use super::courier::{Couriers, Outboxes, Resident};
 use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::moves::{JobInput, JobMoves, PlannedInputs};
@@ -105,6 +105,18 @@ impl fmt::Debug for OffloadExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OffloadExecutor").field("settings", &self.settings).finish_non_exhaustive()
     }
+}
+
+/// An attempt that leaves the process.
+struct SentAttempt {
+    /// Time of the engine's call.
+    started_ns: u64,
+    /// Nanoseconds in which the package was made.
+    package_ns: u64,
+    /// Whether it was the second attempt of a flush.
+    is_second: bool,
+    /// Whether the scheduler of an earlier attempt had ended.
+    is_moved: bool,
 }
 
 /// A job that is handed to the protocol.
@@ -264,7 +276,6 @@ impl OffloadExecutor {
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
         let (kind, shards) = (ask.job.kind, ask.shards.clone());
-        let is_second = !ask.job.avoids.is_empty();
         let Some(link) = self.link.get() else { return Ok(None) };
         if self.takes_turn_here(kind) {
             return Ok(self.count_here(kind, LocalWhy::Failed));
@@ -281,16 +292,20 @@ impl OffloadExecutor {
         let Some(part) = self.rates.take(context.limiter.as_ref()) else {
             return Ok(self.count_here(kind, LocalWhy::RateLimit));
         };
+        let packing_ns = self.clock.now_ns();
         let prepared = self.prepare(&ask, wire::encode(spec)?, part.bytes_per_s())?;
         let (prepared, package) = match prepared {
             Ok(prepared) => prepared,
             Err(why) => return Ok(self.count_here(kind, why)),
         };
+        let package_ns = self.clock.now_ns().saturating_sub(packing_ns);
         self.tally.package(kind, package.0.len());
+        let (is_second, is_moved) = (!ask.job.avoids.is_empty(), plan.moves > 0);
+        let attempt = SentAttempt { started_ns, package_ns, is_second, is_moved };
         if is_second {
             self.tally.second_attempt();
         }
-        if plan.moves > 0 {
+        if is_moved {
             self.tally.moved();
         }
         let (job, messages) = link.calls.submit(ask.job, ask.numbers, package);
@@ -301,7 +316,7 @@ impl OffloadExecutor {
         match ending? {
             JobEnding::Output(returned) => {
                 let accepted = self.accept(kind, prepared, &returned)?;
-                self.count_away(&accepted, started_ns, is_second, plan.moves > 0);
+                self.count_away(&accepted, &attempt);
                 Ok(Some(accepted.output))
             }
             JobEnding::PlanAgain => {
@@ -486,21 +501,14 @@ impl OffloadExecutor {
         [build_name(), place].into_iter().chain(named).collect()
     }
 
-    /// Counts a job that an executor has ended. `is_second` says that it was the second attempt of
-    /// a flush, and `is_moved` that the scheduler of an earlier attempt had ended.
-    fn count_away(
-        &self,
-        accepted: &AcceptedOutput,
-        started_ns: u64,
-        is_second: bool,
-        is_moved: bool,
-    ) {
-        let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
-        self.tally.away(accepted, whole_ns);
-        if is_second {
+    /// Counts a job that an executor has ended.
+    fn count_away(&self, accepted: &AcceptedOutput, attempt: &SentAttempt) {
+        let whole_ns = self.clock.now_ns().saturating_sub(attempt.started_ns);
+        self.tally.away(accepted, &AwayTimes { whole_ns, package_ns: attempt.package_ns });
+        if attempt.is_second {
             self.tally.second_attempt_done();
         }
-        if is_moved {
+        if attempt.is_moved {
             self.tally.moved_done();
         }
     }

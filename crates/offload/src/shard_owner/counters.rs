@@ -1,11 +1,13 @@
 //! Counters of an owner's shards at memory nodes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_engine::remote::StoreRoom;
 use archipelago_engine::stats::{Statistics, Ticker};
 
 use super::flow::FlowFigures;
+use super::meter::LookupTimes;
 use super::staying::{NodeLookups, StayFigures};
 
 /// Counters since the open of the database.
@@ -43,6 +45,8 @@ pub(super) struct Tally {
     pub(super) cache_mismatches: AtomicU64,
     pub(super) cache_unread: AtomicU64,
     pub(super) cache_filled: AtomicU64,
+    /// Times of look-ups, to which all links add.
+    pub(super) times: Arc<LookupTimes>,
 }
 
 /// Figures from the state and the flow of an owner.
@@ -175,6 +179,15 @@ pub struct OwnerFigures {
     pub cache_unread: u64,
     /// Entries that were made for hot keys after the transfer of their shard.
     pub cache_filled: u64,
+    /// Batches of READs at cached offsets that had an outcome. A look-up of one key has a batch of
+    /// one READ.
+    pub cache_batches: u64,
+    /// Nanoseconds of these batches.
+    pub cache_read_ns: u64,
+    /// Requests for keys that nodes have answered.
+    pub requests: u64,
+    /// Nanoseconds of these requests.
+    pub request_ns: u64,
     /// Number of the newest sealed memtables of each family that stay in this process.
     pub staying: u64,
     /// Number for which reads would take the least time, by the last measurements.
@@ -198,6 +211,8 @@ impl Tally {
     /// The figures, with those of the state.
     pub(super) fn figures(&self, state: &StateFigures) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (cache_batches, cache_read_ns) = self.times.known.get();
+        let (requests, request_ns) = self.times.requests.get();
         OwnerFigures {
             nodes: state.nodes,
             shards: state.shards,
@@ -224,6 +239,10 @@ impl Tally {
             cache_mismatches: read(&self.cache_mismatches),
             cache_unread: read(&self.cache_unread),
             cache_filled: read(&self.cache_filled),
+            cache_batches,
+            cache_read_ns,
+            requests,
+            request_ns,
             sent: read(&self.sent),
             sent_bytes: read(&self.sent_bytes),
             no_room: read(&self.no_room),
@@ -254,7 +273,7 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 49] {
+    fn named(&self) -> [(&'static str, u64); 53] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
@@ -301,6 +320,10 @@ impl OwnerFigures {
             ("cache_mismatches", self.cache_mismatches),
             ("cache_unread", self.cache_unread),
             ("cache_filled", self.cache_filled),
+            ("cache_batches", self.cache_batches),
+            ("cache_read_us", self.cache_read_ns / 1000),
+            ("requests", self.requests),
+            ("request_us", self.request_ns / 1000),
             ("staying", self.staying),
             ("staying_best", self.staying_best),
             ("staying_raised", self.staying_raised),

@@ -254,7 +254,7 @@ impl OwnerDriver {
         for node in new {
             let Some(peer) = self.state.lock().peer(node) else { continue };
             let OwnerParts { reach, runtime, terms, .. } = &self.parts;
-            let links = NodeLinks::new(reach, runtime, &peer, terms);
+            let links = NodeLinks::new(reach, runtime, &peer, terms).adding_to(&self.tally.times);
             let entry = NodeEntry { links: Arc::new(links), bell: Arc::default() };
             self.nodes.lock().insert(node, entry.clone());
             let task = keep_node(Arc::downgrade(self), node, entry);

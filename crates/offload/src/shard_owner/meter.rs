@@ -1,13 +1,15 @@
 //! Measured times of the links to one node, as moving averages.
 //!
 //! Short operations (up to 4 KiB) give the time of a READ and of a request. The additional time of
-//! longer answers, and the time of writes, give the speed of the link.
+//! longer answers, and the time of writes, give the speed of the link. The meters of all links of
+//! an owner also add the times of look-ups to the same [`LookupTimes`], which outlive the links.
 //!
 //! Thread-safety: any thread may call any method. Threads that measure at the same time may lose a
 //! measurement.
 //! Failure: the figures are estimates; no decision about correctness depends on one.
 //! Cost: a few relaxed atomic operations per measurement.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::decide::LinkFigures;
@@ -56,6 +58,34 @@ fn speed(bytes: u64, ns: u64) -> u64 {
     u64::try_from(speed).unwrap_or(u64::MAX)
 }
 
+/// Number of operations, and the sum of their times.
+#[derive(Debug, Default)]
+pub(super) struct TimeSum {
+    count: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl TimeSum {
+    fn add(&self, ns: u64) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The number of operations, and the sum of their nanoseconds.
+    pub(super) fn get(&self) -> (u64, u64) {
+        (self.count.load(Ordering::Relaxed), self.ns.load(Ordering::Relaxed))
+    }
+}
+
+/// Times of the look-ups of an owner at all nodes, since the open of the database.
+#[derive(Debug, Default)]
+pub(super) struct LookupTimes {
+    /// Batches of READs of known records.
+    pub(super) known: TimeSum,
+    /// Requests that had an answer.
+    pub(super) requests: TimeSum,
+}
+
 /// How the writes of a burst followed each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum BurstPace {
@@ -77,9 +107,22 @@ pub(super) struct LinkMeter {
     write_bytes_per_s: Average,
     reads: AtomicU64,
     answers: AtomicU64,
+    /// Times of all links of the owner.
+    times: Arc<LookupTimes>,
 }
 
 impl LinkMeter {
+    /// A meter that adds the times of look-ups to `times`.
+    pub(super) fn adding_to(times: &Arc<LookupTimes>) -> Self {
+        Self { times: Arc::clone(times), ..Self::default() }
+    }
+
+    /// Records that a batch of READs of known records, of `bytes` together, took `ns` nanoseconds.
+    pub(super) fn known_records(&self, bytes: u64, ns: u64) {
+        self.times.known.add(ns);
+        self.read(bytes, ns);
+    }
+
     /// Records that a READ of `bytes` took `ns` nanoseconds.
     pub(super) fn read(&self, bytes: u64, ns: u64) {
         match bytes {
@@ -90,6 +133,7 @@ impl LinkMeter {
 
     /// Records that a look-up whose answer has `bytes` took `ns` nanoseconds.
     pub(super) fn request(&self, bytes: u64, ns: u64) {
+        self.times.requests.add(ns);
         let request_ns = self.request_ns.get();
         match bytes {
             ..=SHORT_BYTES => self.request_ns.add(ns),
@@ -160,6 +204,19 @@ mod tests {
         assert_eq!(meter.figures(false).read_ns, 500);
         meter.read(1 << 20, 1 << 30);
         assert_eq!(meter.figures(false).read_ns, 500, "a long READ is another thing");
+    }
+
+    #[test]
+    fn links_of_an_owner_add_their_look_ups_to_one_sum() {
+        let times = Arc::default();
+        let [one, other] = [0, 1].map(|_| LinkMeter::adding_to(&times));
+        one.known_records(100, 3000);
+        other.known_records(100, 5000);
+        other.request(20_000, 70_000);
+        // A long value is part of a look-up that a request has answered.
+        other.read(20_000, 9000);
+        assert_eq!((times.known.get(), times.requests.get()), ((2, 8000), (1, 70_000)));
+        assert_eq!((one.figures(false).read_ns, other.figures(false).read_ns), (3000, 5000));
     }
 
     #[test]

@@ -36,6 +36,8 @@ fn second_look_up_of_a_key_is_one_read() {
     assert_eq!(ways(&world), (5, 1));
     let figures = world.store.figures();
     assert_eq!((figures.cache_entries, figures.keys, figures.cache_mismatches), (1, 1, 0));
+    assert_eq!((figures.cache_batches, figures.requests), (5, 1));
+    assert!(figures.cache_read_ns > 0 && figures.request_ns > 0, "{figures:?}");
     // A reader that does not see the record uses a request.
     look_up(&world, node, &[&sample], 3, SeqNo(10_002));
     assert_eq!(ways(&world), (5, 2));

@@ -35,6 +35,11 @@ metrics! {
     AWAY_LOOKUPS: Counter "archipelago_engine_away_lookups" [];
     /// Number of look-ups of memory nodes that found nothing, because a filter was wrong.
     AWAY_LOOKUPS_EMPTY: Counter "archipelago_engine_away_lookups_empty" [];
+    /// Number of timed look-ups that a sealed memtable answered, by its `place`: memory (of this
+    /// process) or node. With memory nodes, one look-up in 64 is timed.
+    AWAY_TIMED: Counter "archipelago_engine_away_timed_lookups" ["place"];
+    /// Seconds of these look-ups, by `place`.
+    AWAY_TIMED_TIME: Counter "archipelago_engine_away_timed_lookup_seconds" ["place"];
     /// Number of pages of records that iterators fetched from memory nodes.
     AWAY_PAGES: Counter "archipelago_engine_away_pages" [];
     /// Number of reads that ended as busy because a memtable shard could not be read.
@@ -56,6 +61,9 @@ metrics! {
     AWAY_TAKEOVER: Counter "archipelago_engine_away_takeover_seconds" [];
     /// Bytes of images of memtable shards by `direction`: sent or fetched.
     AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
+    /// Seconds that these images took, by `direction`. Several of them may be on their way at the
+    /// same time, and images are sent in parallel with writes and flushes.
+    AWAY_TIME: Counter "archipelago_engine_away_moved_seconds" ["direction"];
     /// Number of flushes that were put off because a memory node did not give a shard.
     AWAY_FLUSHES_PUT_OFF: Counter "archipelago_engine_away_flushes_put_off" [];
     /// Number of flushes of memtable shards at memory nodes that other databases share, because the
@@ -88,6 +96,9 @@ metrics! {
 
     /// Number of background jobs that were installed, by `job`: flush, compaction or gc.
     JOBS: Counter "archipelago_engine_jobs" ["job"];
+    /// Seconds that flushes took after their files were written, by `step`: log_sync (the wait for
+    /// the log) or install (in the manifest). They are not in the times of flush operations.
+    FLUSH_ENDS: Counter "archipelago_engine_flush_end_seconds" ["step"];
     /// Number of background jobs that run, by `job`: flush, compaction, map_change, gc, ingestion,
     /// send or rebuild.
     JOBS_RUNNING: Gauge "archipelago_engine_jobs_running" ["job"];

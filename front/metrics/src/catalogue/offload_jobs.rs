@@ -40,7 +40,8 @@ metrics! {
     IMAGES: Counter "archipelago_offload_flush_shards" ["place"];
     /// Bytes of the shards that executors fetched for flushes.
     IMAGE_BYTES: Counter "archipelago_offload_flush_fetched_bytes" [];
-    /// Seconds of flushes in executors, by `phase`: waits for an executor, for room and for
-    /// messages, the opening or the fetch of shards, and the writing of tables.
+    /// Seconds of flushes in executors, by `phase`: package (made by the process), wait (for an
+    /// executor, for room and for messages), fetch (or opening of shards) and run (writing of
+    /// tables).
     PHASES: Counter "archipelago_offload_flush_seconds" ["phase"];
 }

@@ -62,6 +62,11 @@ metrics! {
     /// offset that was passed over because a request is faster, one with another record (mismatch),
     /// and one that could not be read. A node searched all but the hits.
     CACHE_KEYS: Counter "archipelago_remote_shards_cache_keys" ["outcome"];
+    /// Number of round trips of look-ups by `way`: cached (a batch of reads at cached offsets) or
+    /// request (for keys that the node searched).
+    ROUND_TRIPS: Counter "archipelago_remote_shards_round_trips" ["way"];
+    /// Seconds of these round trips, by `way`.
+    ROUND_TRIP_TIME: Counter "archipelago_remote_shards_round_trip_seconds" ["way"];
     /// Number of reads that were repeated, because a node was busy or did not answer.
     REPEATED: Counter "archipelago_remote_shards_repeated_reads" [];
     /// Number of reads that ended without an answer.

@@ -36,6 +36,7 @@ pub fn offload_jobs(jobs: Arc<OffloadExecutor>) -> Source {
         samples.set(&metric::IMAGES, &["fetched"], flushes.images_fetched);
         samples.set(&metric::IMAGE_BYTES, &[], flushes.image_bytes_fetched);
         let seconds = |ns: u64| ns as f64 / 1e9;
+        samples.set(&metric::PHASES, &["package"], seconds(flushes.package_ns));
         samples.set(&metric::PHASES, &["wait"], seconds(flushes.wait_ns));
         samples.set(&metric::PHASES, &["fetch"], seconds(flushes.open_ns));
         samples.set(&metric::PHASES, &["run"], seconds(flushes.run_ns));

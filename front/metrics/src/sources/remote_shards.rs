@@ -48,6 +48,11 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::CACHE_KEYS, &["passed"], figures.cache_passed);
         samples.set(&metric::CACHE_KEYS, &["mismatch"], figures.cache_mismatches);
         samples.set(&metric::CACHE_KEYS, &["unread"], figures.cache_unread);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        samples.set(&metric::ROUND_TRIPS, &["cached"], figures.cache_batches);
+        samples.set(&metric::ROUND_TRIPS, &["request"], figures.requests);
+        samples.set(&metric::ROUND_TRIP_TIME, &["cached"], seconds(figures.cache_read_ns));
+        samples.set(&metric::ROUND_TRIP_TIME, &["request"], seconds(figures.request_ns));
         samples.set(&metric::REPEATED, &[], figures.repeated);
         samples.set(&metric::BUSY, &[], figures.busy);
         samples.set(&metric::LOST, &[], figures.lost);

@@ -285,13 +285,22 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
     }
     let numbers = JobNumbers::new(db.job_owners(), Order::none());
     let output = write_shards(db, task, &numbers, place)?;
+    let clock = db.context.clock();
+    let written_ns = clock.now_ns();
+    let mut synced_ns = written_ns;
     let installed = db
         .context
         .fault_point("flush.before_install")
         .and_then(|()| sync_before_install(db, task))
+        .inspect(|()| synced_ns = clock.now_ns())
         .and_then(|()| install_flush(db, task, &output));
     match &installed {
-        Ok(()) => numbers.note_installed(),
+        Ok(()) => {
+            let stats = db.observers.stats();
+            stats.add(Ticker::FlushLogSyncNs, synced_ns.saturating_sub(written_ns));
+            stats.add(Ticker::FlushInstallNs, clock.now_ns().saturating_sub(synced_ns));
+            numbers.note_installed();
+        }
         Err(_) => written_shards::discard_unpublished(&numbers, &output),
     }
     installed

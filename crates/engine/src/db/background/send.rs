@@ -245,6 +245,7 @@ fn send_shard(owners: StallOwners<'_>, task: &SendTask) -> Result<Result<Arc<Awa
             stats.add(Ticker::AwayBytesSent, bytes);
             let duration_ns = owners.context.clock().now_ns().saturating_sub(started_ns);
             let sends = owners.jobs.lock(Order::none()).running().count(RunningKind::is_send);
+            stats.add(Ticker::AwaySendNs, duration_ns);
             owners.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
             Ok(Ok(away))
         }

@@ -7,7 +7,8 @@
 //! Thread-safety: any thread may call any method. No locks are taken.
 //! Failure: none.
 //! Cost: a look-up that a sealed memtable answers pays one relaxed addition. With memory nodes one
-//! look-up in 64, chosen by the hash of its key, reads the clock.
+//! look-up in 64, chosen by the hash of its key, reads the clock, and once more if a sealed memtable
+//! answers it.
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::db::state::family::SuperVersion;
 use crate::db::state::memtable::ShardHome;
 use crate::lookup::Lookup;
 use crate::options::DbOptions;
+use crate::stats::Ticker;
 
 /// Bits of the hash of a key that are 0 for look-ups that are timed.
 const SAMPLE_MASK: u64 = 63;
@@ -93,8 +95,16 @@ impl ReadWatch {
         let Some(link) = &self.link else { return };
         let Some((age, is_here)) = search.answer() else { return };
         link.stay_figures().note_answer(age);
-        if let Some(sampled_ns) = sampled_ns.filter(|_| is_here) {
-            link.stay_figures().note_local(clock.now_ns().saturating_sub(sampled_ns));
+        let Some(sampled_ns) = sampled_ns else { return };
+        let ns = clock.now_ns().saturating_sub(sampled_ns);
+        let (count, sum) = match is_here {
+            true => (Ticker::AwayTimedHere, Ticker::AwayTimedHereNs),
+            false => (Ticker::AwayTimedThere, Ticker::AwayTimedThereNs),
+        };
+        link.stats().add(count, 1);
+        link.stats().add(sum, ns);
+        if is_here {
+            link.stay_figures().note_local(ns);
         }
     }
 }

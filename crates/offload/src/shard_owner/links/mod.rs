@@ -29,7 +29,7 @@ use archipelago_fabric::{
 use parking_lot::Mutex;
 
 use super::flow::{Flow, slice_bytes};
-use super::meter::{BurstPace, LinkMeter};
+use super::meter::{BurstPace, LinkMeter, LookupTimes};
 use super::state::{MemoryNode, OwnerTerms};
 use super::within::within;
 use crate::decide::LinkFigures;
@@ -248,6 +248,11 @@ impl NodeLinks {
             moved_ns: AtomicU64::new(0),
             paused_until_ns: AtomicU64::new(0),
         }
+    }
+
+    /// These links, which add the times of look-ups to `times`.
+    pub(super) fn adding_to(self, times: &Arc<LookupTimes>) -> Self {
+        Self { meter: LinkMeter::adding_to(times), ..self }
     }
 
     /// Time of the latest answer of the node to any request; 0 before the first answer. One-sided
@@ -498,7 +503,7 @@ impl NodeLinks {
         let refused = batch.refusal();
         if refused.is_none() {
             self.note_moved();
-            self.meter.read(reads.iter().map(|read| read.len).sum(), ns);
+            self.meter.known_records(reads.iter().map(|read| read.len).sum(), ns);
         }
         let result = |at: usize| match refused {
             Some((first, refusal)) if at == first => Err(refusal.into()),

@@ -231,6 +231,7 @@ impl AwayShard {
         if let Some(copy) = self.copy()? {
             return Ok(copy.clone());
         }
+        let started_ns = self.link.parts.clock.now_ns();
         let fetched = match self.is_lost() {
             true => Err(AwayError::Lost("it is being rebuilt from the log".to_owned())),
             false => self.link.store().fetch(self.id).and_then(|image| self.check_image(image)),
@@ -250,6 +251,8 @@ impl AwayShard {
         };
         self.link.stats().add(Ticker::AwayShardsFetched, 1);
         self.link.stats().add(Ticker::AwayBytesFetched, self.figures.image_bytes);
+        let fetch_ns = self.link.parts.clock.now_ns().saturating_sub(started_ns);
+        self.link.stats().add(Ticker::AwayFetchNs, fetch_ns);
         let charge = self.link.parts.budget.hold(MemoryClass::Memtable, self.figures.image_bytes);
         self.set_copy(Ok(ShardCopy::Image(Arc::new(FetchedImage::new(image, charge)))));
         match self.copy()? {

@@ -24,6 +24,7 @@ use crate::harness::process::{self, own_usage};
 use crate::harness::progress::{IntervalReport, Watch};
 use crate::harness::report::{header, histograms, result_line, say};
 use crate::harness::samples::{Recorder, Sample, Sampler, Stalls};
+use crate::harness::steps::StepFigures;
 use crate::harness::store::{
     self, Db, Error, FileSystem, IoStats, LastJob, Listeners, LocalFs, MovedBytes, Opened, Result,
     Ticker,
@@ -389,6 +390,7 @@ impl Runner {
             network: network_between(before, after),
             moved: moved_between(before, after),
             offload: self.offload_counters(),
+            steps: StepFigures::of(self.db()?),
             gc: after.gc.since(before.gc),
             tiers: None,
         })
@@ -403,6 +405,7 @@ impl Runner {
         let seconds = self.last_job.ended_ns().saturating_sub(unsettled.ended_ns) as f64 / 1e9;
         let amplification = amplification(unsettled.before, after);
         let offload = self.offload_counters();
+        let steps = StepFigures::of(self.db().ok()?);
         let result = &mut self.results[unsettled.result];
         result.io = io_between(unsettled.before, after);
         result.gc = after.gc.since(unsettled.before.gc);
@@ -416,6 +419,7 @@ impl Runner {
             moved: moved_between(unsettled.before, after),
         });
         result.offload = offload;
+        result.steps = steps;
         let amplification = match amplification {
             Some(ratio) => format!("; write amplification {ratio:.2}"),
             None => String::new(),

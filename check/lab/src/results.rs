@@ -7,6 +7,7 @@ use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::network::NetworkEntry;
 use archipelago_bench::harness::samples::Stalls;
+use archipelago_bench::harness::steps::StepFigures;
 use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem as _, IoContext, IoPurpose, LocalFs, MovedBytes, Result,
 };
@@ -44,6 +45,9 @@ pub(crate) struct ResultEntry {
     /// Counters of the work that left the process, since the database was opened.
     #[serde(default)]
     pub(crate) offload: BTreeMap<String, u64>,
+    /// Times of flushes and of look-ups in sealed memtables, since the database was opened.
+    #[serde(default)]
+    pub(crate) steps: StepFigures,
     pub(crate) gc: Option<GcFigures>,
     pub(crate) tiers: Option<TierOutcome>,
 }

@@ -10,6 +10,7 @@ use crate::harness::histogram::Quantiles;
 use crate::harness::io::IoEntry;
 use crate::harness::network::NetworkEntry;
 use crate::harness::samples::Stalls;
+use crate::harness::steps::StepFigures;
 use crate::harness::store::{
     Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, MovedBytes, Result,
 };
@@ -70,6 +71,9 @@ pub(crate) struct Outcome {
     /// Counters of the work that left the process since the database was opened, with
     /// `--offload_mode`.
     pub(crate) offload: BTreeMap<String, u64>,
+    /// Times of flushes and of look-ups in sealed memtables, since the database was opened. They
+    /// are those until the store had settled, if `waitforcompaction` followed.
+    pub(crate) steps: StepFigures,
     /// Garbage collection of value files, until the store had settled.
     pub(crate) gc: Option<GcFigures>,
     /// Figures of the tiers, with `--tiers`.

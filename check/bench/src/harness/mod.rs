@@ -15,6 +15,7 @@ pub mod process;
 pub mod progress;
 pub mod report;
 pub mod samples;
+pub mod steps;
 pub mod store;
 pub mod tally;
 pub mod tiers;

@@ -25,7 +25,7 @@ pub use archipelago_engine::{
     key::KeyRange,
     manifest::{DirectoryState, inspect},
     options::{CfOptions, Compression, DbOptions, VALUE_SEPARATION_BYTES, WriteOptions},
-    stats::Ticker,
+    stats::{Ticker, Timer},
     wal::WriteBatch,
 };
 pub use archipelago_env::device::DeviceSpec;

@@ -30,6 +30,7 @@ fn result(ops: u64) -> ResultEntry {
         network: Vec::new(),
         moved: None,
         offload: BTreeMap::new(),
+        steps: Default::default(),
         gc: None,
         tiers: None,
     }

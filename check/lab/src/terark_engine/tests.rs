@@ -63,6 +63,7 @@ fn result(name: &str, write_amplification: f64) -> ResultEntry {
         network: Vec::new(),
         moved: None,
         offload: BTreeMap::new(),
+        steps: Default::default(),
         gc: None,
         tiers: None,
     }

@@ -73,6 +73,7 @@ fn result(measured: &Measured<'_>) -> ResultEntry {
         network,
         moved: None,
         offload: BTreeMap::new(),
+        steps: Default::default(),
         gc: None,
         tiers: None,
     }

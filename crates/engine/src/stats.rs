@@ -143,6 +143,8 @@ tickers! {
     AwayShardsSent = "away.shards.sent",
     /// Bytes of the images of sent shards.
     AwayBytesSent = "away.bytes.sent",
+    /// Bytes of memory that stayed for sent shards: filters, tombstones, samples and places.
+    AwayKeptBytes = "away.kept.bytes",
     /// Nanoseconds that these sends took, each from the making of its image until the node had
     /// registered it. Sends run in parallel with writes and flushes.
     AwaySendNs = "away.send.ns",

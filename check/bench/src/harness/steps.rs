@@ -20,8 +20,12 @@ pub struct StepFigures {
     pub flush_log_sync_s: f64,
     /// Seconds of their installs after that.
     pub flush_install_s: f64,
-    /// Seconds of sends of memtable shards to memory nodes.
+    /// Number of memtable shards that were sent to memory nodes.
+    pub sends: u64,
+    /// Seconds of these sends.
     pub send_s: f64,
+    /// Bytes of memory for the parts of sent shards that stayed here.
+    pub kept_bytes: u64,
     /// Seconds of fetches of shards for flushes in this process.
     pub fetch_s: f64,
     /// Number of timed look-ups that a sealed memtable in memory answered.
@@ -45,7 +49,9 @@ impl StepFigures {
             flush_s: stats.distribution(Timer::Flush).sum as f64 / 1e9,
             flush_log_sync_s: seconds(Ticker::FlushLogSyncNs),
             flush_install_s: seconds(Ticker::FlushInstallNs),
+            sends: stats.get(Ticker::AwayShardsSent),
             send_s: seconds(Ticker::AwaySendNs),
+            kept_bytes: stats.get(Ticker::AwayKeptBytes),
             fetch_s: seconds(Ticker::AwayFetchNs),
             here: stats.get(Ticker::AwayTimedHere),
             here_s: seconds(Ticker::AwayTimedHereNs),

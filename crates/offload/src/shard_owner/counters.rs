@@ -184,10 +184,14 @@ pub struct OwnerFigures {
     pub cache_batches: u64,
     /// Nanoseconds of these batches.
     pub cache_read_ns: u64,
+    /// Bytes of the records that they read.
+    pub cache_read_bytes: u64,
     /// Requests for keys that nodes have answered.
     pub requests: u64,
     /// Nanoseconds of these requests.
     pub request_ns: u64,
+    /// Bytes of the answers to these requests.
+    pub answer_bytes: u64,
     /// Number of the newest sealed memtables of each family that stay in this process.
     pub staying: u64,
     /// Number for which reads would take the least time, by the last measurements.
@@ -211,8 +215,7 @@ impl Tally {
     /// The figures, with those of the state.
     pub(super) fn figures(&self, state: &StateFigures) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (cache_batches, cache_read_ns) = self.times.known.get();
-        let (requests, request_ns) = self.times.requests.get();
+        let (known, requests) = (self.times.known.get(), self.times.requests.get());
         OwnerFigures {
             nodes: state.nodes,
             shards: state.shards,
@@ -239,10 +242,12 @@ impl Tally {
             cache_mismatches: read(&self.cache_mismatches),
             cache_unread: read(&self.cache_unread),
             cache_filled: read(&self.cache_filled),
-            cache_batches,
-            cache_read_ns,
-            requests,
-            request_ns,
+            cache_batches: known.count,
+            cache_read_ns: known.ns,
+            cache_read_bytes: known.bytes,
+            requests: requests.count,
+            request_ns: requests.ns,
+            answer_bytes: requests.bytes,
             sent: read(&self.sent),
             sent_bytes: read(&self.sent_bytes),
             no_room: read(&self.no_room),
@@ -273,7 +278,7 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 53] {
+    fn named(&self) -> [(&'static str, u64); 55] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
@@ -322,8 +327,10 @@ impl OwnerFigures {
             ("cache_filled", self.cache_filled),
             ("cache_batches", self.cache_batches),
             ("cache_read_us", self.cache_read_ns / 1000),
+            ("cache_read_bytes", self.cache_read_bytes),
             ("requests", self.requests),
             ("request_us", self.request_ns / 1000),
+            ("answer_bytes", self.answer_bytes),
             ("staying", self.staying),
             ("staying_best", self.staying_best),
             ("staying_raised", self.staying_raised),

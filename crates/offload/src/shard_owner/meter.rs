@@ -58,32 +58,44 @@ fn speed(bytes: u64, ns: u64) -> u64 {
     u64::try_from(speed).unwrap_or(u64::MAX)
 }
 
-/// Number of operations, and the sum of their times.
+/// Sums over round trips of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RoundTrips {
+    pub(super) count: u64,
+    pub(super) ns: u64,
+    /// Bytes that they brought from nodes.
+    pub(super) bytes: u64,
+}
+
+/// Sums over round trips of one kind, while they grow.
 #[derive(Debug, Default)]
-pub(super) struct TimeSum {
+pub(super) struct RoundTripSum {
     count: AtomicU64,
     ns: AtomicU64,
+    bytes: AtomicU64,
 }
 
-impl TimeSum {
-    fn add(&self, ns: u64) {
+impl RoundTripSum {
+    fn add(&self, bytes: u64, ns: u64) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.ns.fetch_add(ns, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The number of operations, and the sum of their nanoseconds.
-    pub(super) fn get(&self) -> (u64, u64) {
-        (self.count.load(Ordering::Relaxed), self.ns.load(Ordering::Relaxed))
+    /// The sums as of now.
+    pub(super) fn get(&self) -> RoundTrips {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RoundTrips { count: read(&self.count), ns: read(&self.ns), bytes: read(&self.bytes) }
     }
 }
 
-/// Times of the look-ups of an owner at all nodes, since the open of the database.
+/// Round trips of the look-ups of an owner to all nodes, since the open of the database.
 #[derive(Debug, Default)]
 pub(super) struct LookupTimes {
     /// Batches of READs of known records.
-    pub(super) known: TimeSum,
+    pub(super) known: RoundTripSum,
     /// Requests that had an answer.
-    pub(super) requests: TimeSum,
+    pub(super) requests: RoundTripSum,
 }
 
 /// How the writes of a burst followed each other.
@@ -119,7 +131,7 @@ impl LinkMeter {
 
     /// Records that a batch of READs of known records, of `bytes` together, took `ns` nanoseconds.
     pub(super) fn known_records(&self, bytes: u64, ns: u64) {
-        self.times.known.add(ns);
+        self.times.known.add(bytes, ns);
         self.read(bytes, ns);
     }
 
@@ -133,7 +145,7 @@ impl LinkMeter {
 
     /// Records that a look-up whose answer has `bytes` took `ns` nanoseconds.
     pub(super) fn request(&self, bytes: u64, ns: u64) {
-        self.times.requests.add(ns);
+        self.times.requests.add(bytes, ns);
         let request_ns = self.request_ns.get();
         match bytes {
             ..=SHORT_BYTES => self.request_ns.add(ns),
@@ -208,14 +220,15 @@ mod tests {
 
     #[test]
     fn links_of_an_owner_add_their_look_ups_to_one_sum() {
-        let times = Arc::default();
+        let times: Arc<LookupTimes> = Arc::default();
         let [one, other] = [0, 1].map(|_| LinkMeter::adding_to(&times));
         one.known_records(100, 3000);
         other.known_records(100, 5000);
         other.request(20_000, 70_000);
         // A long value is part of a look-up that a request has answered.
         other.read(20_000, 9000);
-        assert_eq!((times.known.get(), times.requests.get()), ((2, 8000), (1, 70_000)));
+        assert_eq!(times.known.get(), RoundTrips { count: 2, ns: 8000, bytes: 200 });
+        assert_eq!(times.requests.get(), RoundTrips { count: 1, ns: 70_000, bytes: 20_000 });
         assert_eq!((one.figures(false).read_ns, other.figures(false).read_ns), (3000, 5000));
     }
 

@@ -59,6 +59,9 @@ metrics! {
     AWAY_SPARED: Counter "archipelago_engine_away_records_spared" [];
     /// Seconds that the open took to keep the memtable shards of the owner before.
     AWAY_TAKEOVER: Counter "archipelago_engine_away_takeover_seconds" [];
+    /// Bytes of memory for the filters, tombstones and places that stayed in the process when
+    /// shards were sent.
+    AWAY_KEPT: Counter "archipelago_engine_away_kept_bytes" [];
     /// Bytes of images of memtable shards by `direction`: sent or fetched.
     AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
     /// Seconds that these images took, by `direction`. Several of them may be on their way at the

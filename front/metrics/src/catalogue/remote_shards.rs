@@ -67,6 +67,8 @@ metrics! {
     ROUND_TRIPS: Counter "archipelago_remote_shards_round_trips" ["way"];
     /// Seconds of these round trips, by `way`.
     ROUND_TRIP_TIME: Counter "archipelago_remote_shards_round_trip_seconds" ["way"];
+    /// Bytes that these round trips brought from memory nodes, by `way`.
+    ROUND_TRIP_BYTES: Counter "archipelago_remote_shards_round_trip_bytes" ["way"];
     /// Number of reads that were repeated, because a node was busy or did not answer.
     REPEATED: Counter "archipelago_remote_shards_repeated_reads" [];
     /// Number of reads that ended without an answer.

@@ -122,6 +122,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::AwayStaysEnded, &metric::AWAY_STAYS_ENDED, None),
     (Ticker::AwayRecordsSpared, &metric::AWAY_SPARED, None),
     (Ticker::AwayTakeoverNs, &metric::AWAY_TAKEOVER, None),
+    (Ticker::AwayKeptBytes, &metric::AWAY_KEPT, None),
     (Ticker::AwayBytesSent, &metric::AWAY_BYTES, Some("sent")),
     (Ticker::AwayBytesFetched, &metric::AWAY_BYTES, Some("fetched")),
     (Ticker::AwaySendNs, &metric::AWAY_TIME, Some("sent")),

@@ -53,6 +53,8 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::ROUND_TRIPS, &["request"], figures.requests);
         samples.set(&metric::ROUND_TRIP_TIME, &["cached"], seconds(figures.cache_read_ns));
         samples.set(&metric::ROUND_TRIP_TIME, &["request"], seconds(figures.request_ns));
+        samples.set(&metric::ROUND_TRIP_BYTES, &["cached"], figures.cache_read_bytes);
+        samples.set(&metric::ROUND_TRIP_BYTES, &["request"], figures.answer_bytes);
         samples.set(&metric::REPEATED, &[], figures.repeated);
         samples.set(&metric::BUSY, &[], figures.busy);
         samples.set(&metric::LOST, &[], figures.lost);

@@ -243,6 +243,7 @@ fn send_shard(owners: StallOwners<'_>, task: &SendTask) -> Result<Result<Arc<Awa
             owners.context.fault_point("send.sent")?;
             stats.add(Ticker::AwayShardsSent, 1);
             stats.add(Ticker::AwayBytesSent, bytes);
+            stats.add(Ticker::AwayKeptBytes, away.kept_bytes());
             let duration_ns = owners.context.clock().now_ns().saturating_sub(started_ns);
             let sends = owners.jobs.lock(Order::none()).running().count(RunningKind::is_send);
             stats.add(Ticker::AwaySendNs, duration_ns);

@@ -69,6 +69,8 @@ pub(crate) struct SettledEntry {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct LatencyEntry {
     pub(crate) mean_ns: f64,
+    #[serde(default)]
+    pub(crate) p50_ns: u64,
     pub(crate) p99_ns: u64,
     pub(crate) max_ns: u64,
 }

@@ -298,6 +298,18 @@ pub(super) fn flush_streams(compute_nodes: f64, factors: &Factors) -> f64 {
     (compute_nodes + 1.0) * factors.jobs
 }
 
+/// Times of the two ways to read a record at a memory node, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ReadWays {
+    pub(super) read_us: f64,
+    pub(super) request_us: f64,
+}
+
+impl ReadWays {
+    /// Times of a READ of 128 B and of an empty request over shared memory (decision 0010).
+    pub(super) const SHARED_MEMORY: Self = Self { read_us: 0.15, request_us: 1.34 };
+}
+
 /// Bytes that an entry of the key-offset cache takes in the product.
 const OFFSET_ENTRY_BYTES: u64 = 96;
 /// Time of a read at a cached offset over that of a delegated one, over shared memory: the bound of

@@ -29,9 +29,10 @@ Groups (--only):
   flush          flush throughput after a burst (Figure 12)
   stalls         stops of writers by the number of memtables (Table 1)
   amplification  bytes written by level (Table 2)
-  phases         time of a flush (Table 3)
+  phases         time of a flush, and of its steps (Table 3)
   delegation     reads of memtables at memory nodes, over shared memory and TCP (Table 4)
-  cache          the same over shared memory, by the size of the key-offset cache (Figure 13a)
+  times          times of a read by its way: here, at a cached offset, by a request (Figure 13b)
+  cache          reads over shared memory by the size of the key-offset cache (Figure 13a)
   memtables      number of memtables, and the local share (Figure 14)
   local          reads and mixed loads, with 0, 2 or auto as --local_memtables (Figure 14)
   links          bytes by link, and the owner's share (Table 5)
@@ -40,14 +41,15 @@ Groups (--only):
   portability    everything over compactions only (Table 7)
   resp           a Redis server with 50 clients (Table 8)
   takeover       time to open a database after kill -9, with kept memtables or by replay of the log
+  databases      several databases as processes, which share nodes (Figure 17, Table 9)
   nodes          several databases, from a model in virtual time (Figure 17, Tables 9 and 10)
 
 Rates are a tenth and sizes a sixteenth of the paper's (docs/devices/ds-*.toml). Decision 0087 in
-docs/decisions fixes them, the modes, the rows and the targets, and decision 0107 those of cache,
-local and takeover. The rows of the group nodes are figures of a model at full speed (decision
-0103). A mode that the program refuses is named, and its rows stay without figures. Tables go to
-standard output. The directory of --out gets them in Markdown as report.md, every figure as
-report.json, and charts as SVG.
+docs/decisions fixes them, the modes, the rows and the targets, decision 0107 those of cache, local
+and takeover, and decision 0108 those of times and databases. The rows of the group nodes are
+figures of a model at full speed (decision 0103). A mode that the program refuses is named, and its
+rows stay without figures. Tables go to standard output. The directory of --out gets them in
+Markdown as report.md, every figure as report.json, and charts as SVG.
 
 Examples:
   archipelago-lab o3 --quick --only=fill --values=256

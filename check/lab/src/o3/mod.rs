@@ -12,6 +12,7 @@
 //! | `resp` | Redis clients |
 //! | `run`, `timeline` | one run and its figures |
 //! | `takeover` | the death of an owner, and the next one |
+//! | `databases` | owners of several databases at the same time |
 //! | `rows`, `claims` | the rows |
 //! | `many_nodes` | a model in virtual time, for the rows of several databases |
 //! | `report`, `plots` | sections and charts |
@@ -24,10 +25,10 @@
 //! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has
 //!    processes and directories of its own, which are removed after the run.
 //! 2. Links, sizes, modes, rows and targets were fixed before the results were known (decisions
-//!    0087 and 0107).
+//!    0087, 0107 and 0108).
 //! 3. A mode that the program refuses is named with the reason, and its rows are listed without
 //!    figures.
-//! 4. Rows of several databases are figures of a model, and say so in their names.
+//! 4. Rows that are figures of a model say so in their names.
 //! 5. A run is valid only if processors were not the limit; each run's use of them is printed.
 //!
 //! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
@@ -36,6 +37,7 @@
 mod bounds;
 mod claims;
 mod cluster;
+mod databases;
 mod flags;
 mod many_nodes;
 mod modes;

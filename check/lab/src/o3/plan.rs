@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::bounds::StorageLink;
 use super::flags::O3Flags;
-use super::modes::{Abilities, Mode, OFFSET_CACHE_BYTES};
+use super::modes::{Abilities, Mode, Nodes, OFFSET_CACHE_BYTES};
 
 /// A group of rows, by its name in `--only`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
@@ -27,6 +27,7 @@ pub(super) enum Group {
     Amplification,
     Phases,
     Delegation,
+    Times,
     Cache,
     Memtables,
     Local,
@@ -36,11 +37,12 @@ pub(super) enum Group {
     Portability,
     Resp,
     Takeover,
+    Databases,
     Nodes,
 }
 
 impl Group {
-    pub(super) const ALL: [Self; 23] = [
+    pub(super) const ALL: [Self; 25] = [
         Self::Fill,
         Self::Burst,
         Self::Latency,
@@ -54,6 +56,7 @@ impl Group {
         Self::Amplification,
         Self::Phases,
         Self::Delegation,
+        Self::Times,
         Self::Cache,
         Self::Memtables,
         Self::Local,
@@ -63,6 +66,7 @@ impl Group {
         Self::Portability,
         Self::Resp,
         Self::Takeover,
+        Self::Databases,
         Self::Nodes,
     ];
 
@@ -82,6 +86,7 @@ impl Group {
             Self::Amplification => "Write amplification (Table 2)",
             Self::Phases => "Time of a flush (Table 3)",
             Self::Delegation => "Delegated reads and the key-offset cache (Table 4)",
+            Self::Times => "Times of a read by its way (Figure 13b)",
             Self::Cache => "Size of the key-offset cache (Figure 13a)",
             Self::Memtables => "Number of memtables, and the local share (Figure 14)",
             Self::Local => "Memtables that stay by measurements (Figure 14)",
@@ -91,6 +96,7 @@ impl Group {
             Self::Portability => "Added to offloaded compactions (Table 7)",
             Self::Resp => "A Redis server (Table 8)",
             Self::Takeover => "Take-over of memtables at memory nodes",
+            Self::Databases => "Several databases as processes (Figure 17, Table 9)",
             Self::Nodes => "Many nodes (Figure 17, Tables 9 and 10)",
         }
     }
@@ -267,6 +273,14 @@ pub(super) enum LeftShards {
     Replayed,
 }
 
+/// Databases that write at the same time, and the memory nodes that they share. Each memory node
+/// brings an executor behind a link of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) struct Several {
+    pub(super) databases: u32,
+    pub(super) memory_nodes: u32,
+}
+
 /// Load of a run on its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -283,11 +297,15 @@ pub(super) enum Load {
     Ycsb(Share, Keys),
     /// Seeks with this number of following records, while a thread writes at a fixed rate.
     Range(u32),
+    /// Random reads of two threads, of a settled database that the block cache holds.
+    Cached(Keys),
     /// Random reads of records that are in memtables.
     Delegated(Keys),
     Resp(RespLoad),
     /// The open of a database whose owner was killed while its memtables rested at memory nodes.
     Takeover(LeftShards),
+    /// Random writes of several databases at the same time.
+    Several(Several),
 }
 
 impl Load {
@@ -300,6 +318,7 @@ impl Load {
             Self::Read(keys, Before::Unsettled) => {
                 format!("readrandom, {}, unsettled", keys.name())
             }
+            Self::Cached(keys) => format!("readrandom of cached blocks, {}", keys.name()),
             Self::Mixed(value) => format!("mixed 50/50, {}", value.name()),
             Self::Ycsb(share, keys) => format!("{}, {}", share.name(), keys.name()),
             Self::Range(records) => format!("ranges of {records}"),
@@ -307,6 +326,11 @@ impl Load {
             Self::Resp(load) => load.name(),
             Self::Takeover(LeftShards::Kept) => "take-over of shards".to_owned(),
             Self::Takeover(LeftShards::Replayed) => "replay of the log".to_owned(),
+            Self::Several(Several { databases, memory_nodes }) => {
+                let plural = |count: u32| if count == 1 { "" } else { "s" };
+                let (s, nodes) = (plural(databases), plural(memory_nodes));
+                format!("fillrandom of {databases} database{s}, {memory_nodes} memory node{nodes}")
+            }
         }
     }
 }
@@ -366,6 +390,17 @@ impl Cell {
         self.remote_memtables.unwrap_or(self.mode.spec().remote_memtables)
     }
 
+    /// Processes of the cell in addition to the owner and the manager.
+    pub(super) fn nodes(&self) -> Nodes {
+        let nodes = self.mode.spec().nodes;
+        match self.load {
+            Load::Several(Several { memory_nodes, .. }) => {
+                Nodes { memory: memory_nodes, linked_executors: memory_nodes, ..nodes }
+            }
+            _ => nodes,
+        }
+    }
+
     pub(super) fn local(&self) -> u32 {
         self.local_memtables.unwrap_or(self.mode.spec().local_memtables)
     }
@@ -402,6 +437,20 @@ pub(super) const STAYING_LOADS: [Load; 3] = [
 /// times that. Figure 13a has the step from the same to eight times that.
 pub(super) const CACHE_BYTES: [u64; 4] =
     [OFFSET_CACHE_BYTES / 4, OFFSET_CACHE_BYTES, 4 * OFFSET_CACHE_BYTES, 8 * OFFSET_CACHE_BYTES];
+/// Newest memtables that stay, for reads of memtables here. The records of these reads fill fewer.
+const STAYING_READS: u32 = 16;
+/// Loads of Table 2.
+pub(super) const AMPLIFIED_LOADS: [Load; 2] =
+    [Load::Fill(Value::Middle), Load::Mixed(Value::Middle)];
+/// Loads of Table 5.
+pub(super) const LINK_LOADS: [Load; 3] = [SMALL, SETTLED_READS, Load::Mixed(Value::Small)];
+/// Loads of Table 7.
+pub(super) const PORTED_LOADS: [Load; 3] = LINK_LOADS;
+/// Numbers of databases in Figure 17a.
+pub(super) const DATABASES: [u32; 4] = [1, 2, 3, 5];
+/// Databases of Table 9, and their memory nodes.
+pub(super) const DATABASES_TABLE_9: u32 = 3;
+pub(super) const MEMORY_NODES: [u32; 3] = [1, 2, 3];
 /// Records of a range in Figure 11.
 pub(super) const RANGES: [u32; 2] = [10, 1000];
 
@@ -422,6 +471,7 @@ fn each(modes: &[Mode], link: StorageLink, load: Load) -> Vec<Cell> {
 
 const WIDE: StorageLink = StorageLink::TwoAndAHalf;
 const SMALL: Load = Load::Fill(Value::Small);
+const SETTLED_READS: Load = Load::Read(Keys::Uniform, Before::Settled);
 
 /// The cell of reads of memtables over shared memory with a key-offset cache of `bytes` bytes.
 pub(super) fn cached_reads(keys: Keys, bytes: u64) -> Cell {
@@ -431,6 +481,16 @@ pub(super) fn cached_reads(keys: Keys, bytes: u64) -> Cell {
         OFFSET_CACHE_BYTES => of(Mode::AllCache),
         _ => Cell { offset_cache_bytes: Some(bytes), ..of(Mode::AllCache) },
     }
+}
+
+/// The cell of reads of memtables that all stay here.
+pub(super) const fn staying_reads(keys: Keys) -> Cell {
+    Cell::new(Mode::All, WIDE, Load::Delegated(keys)).with_staying(Staying::Fixed(STAYING_READS))
+}
+
+/// The cell of several databases.
+pub(super) const fn several(databases: u32, memory_nodes: u32) -> Cell {
+    Cell::new(Mode::All, WIDE, Load::Several(Several { databases, memory_nodes }))
 }
 
 /// The cell of a take-over. Its nodes have room for all memtables.
@@ -460,7 +520,8 @@ fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
                 |keys| each(&[OffClassic, Off, All], WIDE, Load::Read(keys, Before::Settled));
             let unsettled = Load::Read(Keys::Uniform, Before::Unsettled);
             let unsettled = each(&[OffClassic, All, AllBurst], WIDE, unsettled);
-            [Keys::ALL.map(settled).concat(), unsettled].concat()
+            let cached = each(&[Off, All], WIDE, Load::Cached(Keys::Uniform));
+            [Keys::ALL.map(settled).concat(), unsettled, cached].concat()
         }
         Group::Mixed => by_value(&[OffClassic, Off, All], Load::Mixed),
         Group::Ycsb => {
@@ -472,7 +533,10 @@ fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
             let modes = [OffClassic, Off, CompactionsClassic, All];
             RANGES.map(|records| each(&modes, WIDE, Load::Range(records))).concat()
         }
-        Group::Portability => each(&[CompactionsClassic, All], WIDE, SMALL),
+        Group::Portability => {
+            let of = |load| each(&[CompactionsClassic, All], WIDE, load);
+            PORTED_LOADS.map(of).concat()
+        }
         Group::Resp => {
             let modes = [OffClassic, CompactionsClassic, All];
             RespLoad::ALL.map(|load| each(&modes, WIDE, Load::Resp(load))).concat()
@@ -490,7 +554,9 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
             let naive = Cell::new(DmNaive, WIDE, SMALL);
             STALL_MEMTABLES.map(|count| naive.with_remote(count)).to_vec()
         }
-        Group::Amplification => each(&[OffClassic, Off, All], WIDE, Load::Fill(Value::Middle)),
+        Group::Amplification => {
+            AMPLIFIED_LOADS.map(|load| each(&[OffClassic, Off, All], WIDE, load)).concat()
+        }
         Group::Phases => each(&[Off, DmNaive, DmShard, All], WIDE, SMALL),
         Group::Delegation => {
             let loads = [true, false].into_iter().flat_map(|shm| Keys::ALL.map(|keys| (shm, keys)));
@@ -499,6 +565,13 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
                 cells.into_iter().map(move |cell| Cell { shm, ..cell })
             };
             loads.flat_map(of).collect()
+        }
+        Group::Times => {
+            let ways = [true, false].into_iter().flat_map(|shm| {
+                let of = |keys| Cell::new(AllCache, WIDE, Load::Delegated(keys));
+                Keys::ALL.map(|keys| Cell { shm, ..of(keys) })
+            });
+            Keys::ALL.map(staying_reads).into_iter().chain(ways).collect()
         }
         Group::Memtables => {
             let all = Cell::new(All, WIDE, SMALL);
@@ -520,7 +593,12 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
             STAYING_LOADS.into_iter().flat_map(of).collect()
         }
         Group::Takeover => [LeftShards::Kept, LeftShards::Replayed].map(takeover).to_vec(),
-        Group::Links => each(&[OffClassic, Off, All], WIDE, SMALL),
+        Group::Databases => {
+            let more = MEMORY_NODES.iter().filter(|&&nodes| nodes > 1);
+            let table_9 = more.map(|&nodes| several(DATABASES_TABLE_9, nodes));
+            DATABASES.iter().map(|&databases| several(databases, 1)).chain(table_9).collect()
+        }
+        Group::Links => LINK_LOADS.map(|load| each(&[OffClassic, Off, All], WIDE, load)).concat(),
         Group::Peaks => each(&[AllWhole, All], WIDE, SMALL),
         Group::Stability => each(&[OffClassic, All], WIDE, SMALL),
         _ => Vec::new(),

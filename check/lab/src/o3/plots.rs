@@ -1,10 +1,10 @@
 //! The charts: names of files and their SVG texts. The functions are pure.
 
-use super::bounds::StorageLink;
+use super::bounds::{Factors, SCALE, StorageLink, cluster};
 use super::modes::Mode;
 use super::plan::{
-    CACHE_BYTES, Cell, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES, Share,
-    Value, cached_reads,
+    CACHE_BYTES, Cell, DATABASES, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES,
+    Share, Value, cached_reads, several,
 };
 use super::rows::Facts;
 use super::run::Run;
@@ -44,6 +44,8 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<(String, String)> {
         ("memtables.svg", memtables(facts)),
         ("local-share.svg", local_share(facts)),
         ("offset-cache.svg", offset_cache(facts)),
+        ("databases.svg", databases(facts)),
+        ("databases-memory.svg", databases_memory(facts)),
     ];
     charts.into_iter().filter_map(|(name, svg)| Some((name.to_owned(), svg?))).collect()
 }
@@ -122,6 +124,35 @@ fn local_share(facts: &Facts<'_>) -> Option<String> {
     let points = curve(facts, cells.into_iter(), Run::rate)?;
     let chart = Chart::new("Random writes", "local memtables of ten", "ops/s");
     Some(chart.line(Mode::All.name(), &points).svg())
+}
+
+/// Rates of several databases together, as in Figure 17a, and their bound.
+fn databases(facts: &Facts<'_>) -> Option<String> {
+    let cells = DATABASES.map(|count| (f64::from(count), several(count, 1)));
+    let mb_per_s = |run: &Run| Some(run.second_half()? * run.record_bytes as f64 / 1e6);
+    let points = curve(facts, cells.into_iter(), mb_per_s)?;
+    let bound = points.iter().map(|&(count, _)| {
+        let full = cluster(count, 1.0, WIDE, &Factors::FIXED);
+        (count, full * SCALE * facts.flags.speed())
+    });
+    let bound: Vec<(f64, f64)> = bound.collect();
+    let chart = Chart::new("Random writes of several databases", "databases", "MB/s");
+    Some(chart.line("measured", &points).line("bound", &bound).svg())
+}
+
+/// Bytes of all databases at the memory node over time, as in Figure 17b.
+fn databases_memory(facts: &Facts<'_>) -> Option<String> {
+    let title = "Memtables of several databases at the memory node";
+    let mut chart = Chart::new(title, "seconds", "MiB");
+    let mut has_lines = false;
+    for count in DATABASES {
+        let cell = several(count, 1);
+        let held = facts.of(&cell).find_map(|run| Some(&run.several.as_ref()?.held_mib));
+        let Some(held) = held.filter(|held| held.len() > 1) else { continue };
+        has_lines = true;
+        chart = chart.line(&format!("databases: {count}"), held);
+    }
+    has_lines.then(|| chart.svg())
 }
 
 /// Reads by the size of the key-offset cache, as in Figure 13a.

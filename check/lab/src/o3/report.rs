@@ -4,10 +4,14 @@
 use super::bounds::{
     Factors, Offloaded, SCALE, SharedLog, StorageLink, all_with_log, baseline_with_log, throughput,
 };
+use super::claims::FlushSteps;
 use super::flags::O3Flags;
 use super::many_nodes::ModelFigures;
 use super::modes::Mode;
-use super::plan::{Cell, Group, LOCAL_OF_TEN, Load, MEMTABLES, Plan, STALL_MEMTABLES, Value};
+use super::plan::{
+    AMPLIFIED_LOADS, Cell, Group, LINK_LOADS, LOCAL_OF_TEN, Load, MEMTABLES, Plan, STALL_MEMTABLES,
+    Value,
+};
 use super::rows::{Facts, Row, Unmeasured};
 use super::run::Run;
 use super::timeline::LinkUse;
@@ -79,10 +83,13 @@ fn grids(facts: &Facts<'_>, group: Group) -> Vec<Grid> {
         Group::Fill => vec![arithmetic(facts), shared_log()],
         Group::Stalls => vec![stops(facts)],
         Group::Amplification => vec![levels(facts)],
+        Group::Phases => vec![flush_steps(facts)],
         Group::Memtables => vec![memtables(facts)],
         Group::Local => vec![staying(facts)],
         Group::Takeover => vec![takeovers(facts)],
-        Group::Links | Group::Peaks => vec![links(facts)],
+        Group::Links => vec![bytes_by_link(facts), links(facts)],
+        Group::Peaks => vec![links(facts)],
+        Group::Databases => vec![databases(facts)],
         _ => Vec::new(),
     }
 }
@@ -182,6 +189,7 @@ fn stops(facts: &Facts<'_>) -> Grid {
 
 fn levels(facts: &Facts<'_>) -> Grid {
     let mut grid = Grid::new([
+        "load",
         "mode",
         "write amplification with log and flush",
         "into L1, MiB",
@@ -189,18 +197,61 @@ fn levels(facts: &Facts<'_>) -> Grid {
         "into L3, MiB",
         "into L4, MiB",
     ]);
-    for mode in [Mode::OffClassic, Mode::Off, Mode::All] {
-        let cell = Cell::new(mode, WIDE, Load::Fill(Value::Middle));
-        let all =
-            facts.median(&cell, |run| run.result.as_ref()?.settled.as_ref()?.write_amplification);
-        if all.is_none() {
+    let modes = [Mode::OffClassic, Mode::Off, Mode::All];
+    let cells = AMPLIFIED_LOADS.map(|load| modes.map(|mode| Cell::new(mode, WIDE, load)));
+    for cell in cells.into_iter().flatten() {
+        if facts.of(&cell).next().is_none() {
             continue;
         }
+        let all =
+            facts.median(&cell, |run| run.result.as_ref()?.settled.as_ref()?.write_amplification);
         let into = [0, 1, 2, 3].map(|at: usize| {
             let bytes = |run: &Run| Some(*run.timeline.as_ref()?.written_by_level.get(at)? as f64);
             number(facts.median(&cell, bytes).map(|bytes| bytes / MIB), 0)
         });
-        grid.push([mode.name().to_owned(), number(all, 2)].into_iter().chain(into));
+        let names = [cell.load.name(), cell.mode.name().to_owned(), number(all, 2)];
+        grid.push(names.into_iter().chain(into));
+    }
+    grid
+}
+
+/// Times of the steps of flushes by the bytes of their tables, as in Table 3.
+fn flush_steps(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "mode",
+        "flushes",
+        "package, ms/MiB",
+        "wait, ms/MiB",
+        "fetch, ms/MiB",
+        "write, ms/MiB",
+        "log, ms/MiB",
+        "install, ms/MiB",
+        "transfers in parallel, ms/MiB",
+    ]);
+    for mode in [Mode::Off, Mode::DmNaive, Mode::DmShard, Mode::All] {
+        let cell = small(mode);
+        let per_mib = |step: fn(&FlushSteps) -> f64| {
+            let figure = |run: &Run| {
+                let steps = FlushSteps::of(run)?;
+                (steps.bytes > 0).then(|| step(&steps) * 1e3 / (steps.bytes as f64 / MIB))
+            };
+            number(facts.median(&cell, figure), 3)
+        };
+        let flushes = facts.median(&cell, |run| Some(FlushSteps::of(run)?.flushes as f64));
+        if flushes.is_none() {
+            continue;
+        }
+        let steps: [fn(&FlushSteps) -> f64; 7] = [
+            |steps| steps.package_s,
+            |steps| steps.wait_s,
+            |steps| steps.fetch_s,
+            |steps| steps.write_s,
+            |steps| steps.log_sync_s,
+            |steps| steps.install_s,
+            |steps| steps.send_s,
+        ];
+        let names = [mode.name().to_owned(), number(flushes, 0)];
+        grid.push(names.into_iter().chain(steps.map(per_mib)));
     }
     grid
 }
@@ -269,6 +320,70 @@ fn takeovers(facts: &Facts<'_>) -> Grid {
             takeover.dropped_flushed.to_string(),
             takeover.dropped.to_string(),
         ]);
+    }
+    grid
+}
+
+/// The figures of each of several databases.
+fn databases(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "databases, memory nodes",
+        "round",
+        "database",
+        "ops/s",
+        "second half, ops/s",
+        "stops",
+        "share of the time in stalls",
+    ]);
+    for run in facts.runs {
+        let (Load::Several(load), Some(several)) = (run.cell.load, &run.several) else { continue };
+        for (at, database) in several.databases.iter().enumerate() {
+            grid.push([
+                format!("{}, {}", load.databases, load.memory_nodes),
+                (run.round + 1).to_string(),
+                (at + 1).to_string(),
+                format!("{:.0}", database.rate),
+                number(database.second_half, 0),
+                database.stops.to_string(),
+                format!("{:.2}", database.stalled),
+            ]);
+        }
+    }
+    grid
+}
+
+/// Bytes by link of the loads of Table 5.
+fn bytes_by_link(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "load",
+        "mode",
+        "owner to memory node, MiB",
+        "memory node to owner, MiB",
+        "the same, look-ups since the open, MiB",
+        "owner to storage, MiB",
+        "storage to owner, MiB",
+        "other nodes to storage since their start, MiB",
+    ]);
+    let modes = [Mode::OffClassic, Mode::Off, Mode::All];
+    let cells = LINK_LOADS.map(|load| modes.map(|mode| Cell::new(mode, WIDE, load)));
+    for cell in cells.into_iter().flatten() {
+        if facts.of(&cell).next().is_none() {
+            continue;
+        }
+        let answers = |run: &Run| {
+            let of = |name: &str| run.offload.get(&format!("offload_shards_{name}")).copied();
+            Some((of("cache_read_bytes")? + of("answer_bytes")?) as f64)
+        };
+        let bytes: [fn(&Run) -> Option<f64>; 6] = [
+            |run| Some(run.moved()?.memtables_sent as f64),
+            |run| Some(run.moved()?.memtables_fetched as f64),
+            answers,
+            |run| Some(run.moved()?.written as f64),
+            |run| Some(run.moved()?.read as f64),
+            |run| Some(run.written_elsewhere()),
+        ];
+        let figures = bytes.map(|of| number(facts.median(&cell, of).map(|bytes| bytes / MIB), 1));
+        grid.push([cell.load.name(), cell.mode.name().to_owned()].into_iter().chain(figures));
     }
     grid
 }

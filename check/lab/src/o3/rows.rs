@@ -160,7 +160,7 @@ impl Claim {
 
     fn decimals(&self) -> usize {
         match self.unit {
-            "ops/s" | "stops" => 0,
+            "ops/s" | "stops" | "B" => 0,
             "MB/s" => 1,
             "" => 3,
             _ => 2,

@@ -3,6 +3,7 @@
 //! The owner is `archipelago bench`, or a Redis server of the laboratory with clients in this
 //! process. Executors and memory nodes are sampled from outside while the owner runs.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,9 +12,10 @@ use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, MovedBy
 use serde::Serialize;
 
 use super::cluster::{Cluster, ClusterSpec, Devices, Place};
+use super::databases::{DatabasesFigures, OwnerResult, run_owners};
 use super::modes::Nodes;
 use super::node::{COMMAND, RoleState};
-use super::plan::{Cell, Load};
+use super::plan::{Cell, Load, Several};
 use super::resp::{RespFigures, RespPlan};
 use super::takeover::{self, Opened, Owners, TakeoverFigures};
 use super::timeline::{RoleSample, Timeline};
@@ -39,12 +41,14 @@ pub(super) struct RoleRun {
 pub(super) struct Run {
     pub(super) cell: Cell,
     pub(super) round: u64,
-    /// Result of the benchmark that counts; `None` for Redis clients and take-overs.
+    /// Result of the benchmark that counts; `None` for Redis clients, take-overs and several
+    /// databases.
     pub(super) result: Option<ResultEntry>,
     pub(super) timeline: Option<Timeline>,
     pub(super) roles: Vec<RoleRun>,
     pub(super) resp: Option<RespFigures>,
     pub(super) takeover: Option<TakeoverFigures>,
+    pub(super) several: Option<DatabasesFigures>,
     /// Bytes per second that were offered, if the load was limited.
     pub(super) offered_bytes_per_s: Option<u64>,
     /// Bytes of a key and a value.
@@ -52,7 +56,7 @@ pub(super) struct Run {
     /// Share of the machine's processor time that was used.
     pub(super) busy_share: Option<f64>,
     /// Counters of the work that left the owner.
-    pub(super) offload: std::collections::BTreeMap<String, u64>,
+    pub(super) offload: BTreeMap<String, u64>,
 }
 
 impl Run {
@@ -61,7 +65,7 @@ impl Run {
         match (&self.result, &self.resp) {
             (Some(result), _) => (result.seconds > 0.0).then(|| result.ops as f64 / result.seconds),
             (None, Some(resp)) => (resp.seconds > 0.0).then(|| resp.commands as f64 / resp.seconds),
-            (None, None) => None,
+            (None, None) => self.several.as_ref().map(DatabasesFigures::rate),
         }
     }
 
@@ -78,7 +82,15 @@ impl Run {
 
     /// Operations per second in the second half.
     pub(super) fn second_half(&self) -> Option<f64> {
-        self.timeline.as_ref()?.second_half
+        match &self.several {
+            Some(several) => several.second_half(),
+            None => self.timeline.as_ref()?.second_half,
+        }
+    }
+
+    /// Median of the latency of a kind of operation, in microseconds.
+    pub(super) fn p50_us(&self, kind: &str) -> Option<f64> {
+        Some(self.result.as_ref()?.latency.get(kind)?.p50_ns as f64 / 1e3)
     }
 
     /// 99th percentile of the latency of a kind of operation, in microseconds.
@@ -148,7 +160,7 @@ impl Stage<'_> {
         let spec = ClusterSpec {
             program: self.node_program,
             share: &self.share(),
-            nodes: self.case.cell.mode.spec().nodes,
+            nodes: self.case.cell.nodes(),
             devices: self.devices,
             speed: self.case.flags.speed(),
             sockets: self.case.cell.shm.then_some(self.dir.as_path()),
@@ -158,6 +170,7 @@ impl Stage<'_> {
         let mut run = match self.case.cell.load {
             Load::Resp(load) => self.serve(&cluster, load)?,
             Load::Takeover(_) => self.take_over(&cluster)?,
+            Load::Several(several) => self.several(&cluster, several)?,
             _ => self.bench(&cluster)?,
         };
         run.busy_share = busy.zip(BusyTime::now()).and_then(|(from, to)| to.share_since(&from));
@@ -177,6 +190,7 @@ impl Stage<'_> {
             roles: Vec::new(),
             resp: None,
             takeover: None,
+            several: None,
             offered_bytes_per_s: self.case.offered_bytes_per_s(),
             record_bytes: self.case.value().record_bytes(),
             busy_share: None,
@@ -188,7 +202,7 @@ impl Stage<'_> {
     fn bench(&self, cluster: &Cluster) -> Result<Run> {
         let (json, series) = (self.dir.join("results.json"), self.dir.join("series.json"));
         let manager = cluster.address();
-        let has_nodes = self.case.cell.mode.spec().nodes != Nodes::default();
+        let has_nodes = self.case.cell.nodes() != Nodes::default();
         let mut words = self.case.owner_words(OwnerPlaces {
             db: &self.share().join("db"),
             device: &self.devices.link,
@@ -221,6 +235,38 @@ impl Stage<'_> {
         result.ok_or_else(|| {
             Error::invalid(format!("the result file of the benchmark has no {name}"))
         })
+    }
+
+    /// Runs the owners of several databases at the same time.
+    fn several(&self, cluster: &Cluster, several: Several) -> Result<Run> {
+        let file = |kind: &str, number: u32| self.dir.join(format!("{kind}-{number}.json"));
+        let manager = cluster.address();
+        let words = |number: u32| {
+            let db = self.share().join(format!("db-{number}"));
+            let device = &self.devices.link;
+            let places = OwnerPlaces { db: &db, device, manager: Some(&manager) };
+            let mut words = self.case.words_of_database(places, u64::from(number));
+            words.push(format!("--json={}", file("results", number).display()));
+            words.push(format!("--samples={}", file("series", number).display()));
+            words
+        };
+        let owners: Vec<Vec<String>> = (1..=several.databases).map(words).collect();
+        let sample =
+            |t_s: f64| -> Result<RoleSample> { Ok(RoleSample { t_s, states: cluster.states()? }) };
+        let samples =
+            sample_during(SAMPLE_EVERY, sample, || run_owners(self.archipelago, &owners))?;
+        let result = |number: u32| {
+            let series = results::read::<Series>(&file("series", number))?;
+            let timeline = Timeline::of(&series, self.case.benchmark(), &[]);
+            Ok(OwnerResult { result: self.result(&file("results", number))?, timeline })
+        };
+        let ended = (1..=several.databases).map(result).collect::<Result<Vec<OwnerResult>>>()?;
+        let mut offload = BTreeMap::<String, u64>::new();
+        for (name, count) in ended.iter().flat_map(|owner| &owner.result.offload) {
+            *offload.entry(name.clone()).or_default() += count;
+        }
+        let several = Some(DatabasesFigures::of(&ended, &samples));
+        Ok(Run { several, offload, ..self.empty() })
     }
 
     /// Kills an owner whose memtables rest, and runs the next one.

@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 
 use archipelago_bench::harness::samples::Stalls;
+use archipelago_bench::harness::steps::StepFigures;
 
+use super::databases::{DatabaseFigures, DatabasesFigures};
 use super::plan::{Group, Keys, LeftShards, Staying, Value};
 use super::takeover::TakeoverFigures;
 use super::timeline::Timeline;
@@ -45,6 +47,7 @@ fn run_of(cell: Cell, round: u64, ops: u64) -> Run {
         roles: Vec::new(),
         resp: None,
         takeover: None,
+        several: None,
         offered_bytes_per_s: None,
         record_bytes: 80,
         busy_share: Some(0.5),
@@ -353,4 +356,189 @@ fn settings_of_cells_reach_the_owner() {
     assert!(has(cached(0), "--offset_cache_bytes=0"));
     assert!(has(cached(1 << 20), "--offset_cache_bytes=1048576"));
     assert!(has(cached(4 << 20), "--offset_cache_bytes=4194304"));
+}
+
+/// A run with these counters of the work that left, and these times.
+fn timed_run(cell: Cell, counters: &[(&str, u64)], steps: StepFigures) -> Run {
+    let run = run_of(cell, 0, 1000);
+    let result = run.result.map(|result| ResultEntry { steps, ..result });
+    let offload = counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+    Run { result, offload, ..run }
+}
+
+#[test]
+fn times_of_reads_are_kept_apart_by_their_way() {
+    let flags = flags(&["--only=times"]);
+    let help = "--offload_mode <MODE> [possible values: all]\n      --offset_cache_bytes <N>";
+    let plan = plan::plan(&flags, &Abilities::of(help));
+    let counters = [
+        ("offload_shards_cache_batches", 600),
+        ("offload_shards_cache_read_us", 300),
+        ("offload_shards_requests", 200),
+        ("offload_shards_request_us", 1000),
+        ("offload_shards_cache_hits", 600),
+        ("offload_shards_cache_misses", 200),
+    ];
+    let there = StepFigures { there: 10, there_s: 32.5e-6, ..StepFigures::default() };
+    let here = StepFigures { here: 4, here_s: 8e-6, ..StepFigures::default() };
+    let shared = plan::cached_reads(Keys::Uniform, modes::OFFSET_CACHE_BYTES);
+    let staying = plan::staying_reads(Keys::Uniform);
+    let runs = [timed_run(shared, &counters, there), timed_run(staying, &[], here)];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let found = |name: &str, cell: &Cell| row(&facts, &format!("{name}, {}", cell.name()));
+    let measured = |name: &str, cell: &Cell| found(name, cell).measured.expect("a figure");
+    let is_near = |value: f64, wanted: f64| assert!((value - wanted).abs() < 1e-9, "{value}");
+    is_near(measured("READ at a cached offset", &shared), 0.5);
+    is_near(measured("request with a search at the node", &shared), 5.0);
+    is_near(measured("READ over a request", &shared), 0.1);
+    is_near(measured("estimate: a search by five READs, over a request", &shared), 0.5);
+    is_near(measured("look-up that a node answers", &shared), 3.25);
+    // Three quarters of the keys take 0.5 µs, and the others 5 µs.
+    let mean = "look-up that a node answers over the mean of both ways";
+    is_near(measured(mean, &shared), 2.0);
+    is_near(measured("look-up in a sealed memtable here", &staying), 2.0);
+    let read = found("READ at a cached offset", &shared);
+    assert_eq!((read.bound.as_str(), read.paper.as_str()), ("0.15 µs", "6.8 µs"));
+    assert_eq!(found("READ over a request", &shared).bound, "0.11×");
+}
+
+#[test]
+fn steps_of_flushes_make_up_their_time() {
+    let flags = flags(&["--only=phases"]);
+    let plan = plan::plan(&flags, &abilities("off, memtables, flushes, all"));
+    let counters = [
+        ("offload_flushes_package_us", 1_000_000),
+        ("offload_flushes_wait_us", 4_000_000),
+        ("offload_flushes_fetch_us", 2_000_000),
+        ("offload_flushes_run_us", 80_000_000),
+        ("offload_flushes_packages", 10),
+        ("offload_flushes_package_bytes", 6000),
+    ];
+    let steps = StepFigures {
+        flushes: 12,
+        flush_bytes: 50 << 20,
+        flush_s: 95.0,
+        flush_log_sync_s: 3.0,
+        flush_install_s: 2.0,
+        send_s: 25.0,
+        fetch_s: 2.0,
+        ..StepFigures::default()
+    };
+    let runs = [timed_run(cell(Mode::All), &counters, steps)];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let share = |step: &str| {
+        let name = format!("share of {step} in the time of flushes, fillrandom, 64 B, 2.5G, all");
+        row(&facts, &name)
+    };
+    // Executors fetched for two seconds, and the owner for two more.
+    assert_eq!((share("fetches").measured, share("fetches").verdict), (Some(0.04), Verdict::Met));
+    assert_eq!(share("fetches").bound, "0.015");
+    assert_eq!((share("packages").measured, share("waits").measured), (Some(0.01), Some(0.04)));
+    assert_eq!(share("installs").measured, Some(0.02));
+    let all = "fillrandom, 64 B, 2.5G, all";
+    let transfers = format!("share of transfers in the time of transfers and flushes, {all}");
+    assert_eq!(row(&facts, &transfers).measured, Some(0.2));
+    let package = row(&facts, &format!("bytes of the package of a flush, {all}"));
+    assert_eq!(package.measured, Some(600.0));
+    let model = many_nodes::ModelFigures::default();
+    let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
+    let text = report::sections(&facts, &shown)[0].text(page::Style::Markdown);
+    let line = text.lines().find(|line| line.starts_with("| all")).expect("a line");
+    let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+    // Of the 95 seconds, 86 were for tables: 1720 ms for each of 50 MiB.
+    let wanted = ["12", "20.000", "80.000", "80.000", "1720.000", "60.000", "40.000", "500.000"];
+    assert_eq!(cells[2..10], wanted);
+}
+
+#[test]
+fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
+    let flags = flags(&["--only=databases"]);
+    let plan = plan::plan(&flags, &abilities("off, all"));
+    let nodes = |databases, memory| plan::several(databases, memory).nodes();
+    assert_eq!(nodes(5, 1), Mode::All.spec().nodes, "each memory node brings an executor");
+    let three = nodes(3, 3);
+    assert_eq!((three.memory, three.linked_executors, three.storage_executors), (3, 3, 3));
+    let run = |cell: Cell, halves: &[f64]| {
+        let databases = halves.iter().map(|half| DatabaseFigures {
+            rate: *half,
+            second_half: Some(*half),
+            stalled: 0.5,
+            ..DatabaseFigures::default()
+        });
+        let held_mib = vec![(0.0, 0.0), (0.1, 3.0)];
+        let several = Some(DatabasesFigures { databases: databases.collect(), held_mib });
+        Run { result: None, several, record_bytes: 1000, ..run_of(cell, 0, 0) }
+    };
+    let runs = [
+        run(plan::several(1, 1), &[20_000.0]),
+        run(plan::several(5, 1), &[8000.0, 6000.0, 6000.0, 6000.0, 6000.0]),
+        run(plan::several(3, 1), &[10_000.0; 3]),
+        run(plan::several(3, 3), &[11_000.0; 3]),
+    ];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let of = |databases, memory| plan::several(databases, memory).name();
+    let ratio = |name: &str| {
+        let found = row(&facts, name);
+        (found.ratio.map(|ratio| ratio.median), found.verdict, found.bound)
+    };
+    let scaling = ratio(&format!("rate of all: {} / {}", of(5, 1), of(1, 1)));
+    assert_eq!(scaling, (Some(1.6), Verdict::Met, "1.80×".to_owned()));
+    let memory = ratio(&format!("rate of all: {} / {}", of(3, 3), of(3, 1)));
+    assert_eq!((memory.0, memory.1), (Some(1.1), Verdict::Missed));
+    let alone = row(&facts, &format!("rate of all, {}", of(1, 1)));
+    assert_eq!((alone.measured, alone.verdict), (Some(20.0), Verdict::NoTarget));
+    let slowest = row(&facts, &format!("slowest over fastest database, {}", of(5, 1)));
+    assert_eq!(slowest.measured, Some(0.75));
+    let plots = plots::all(&facts);
+    let names: Vec<&str> = plots.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["databases.svg", "databases-memory.svg"]);
+    let model = many_nodes::ModelFigures::default();
+    let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
+    let text = report::sections(&facts, &shown)[0].text(page::Style::Markdown);
+    assert!(text.contains("| 3, 3"), "{text}");
+}
+
+#[test]
+fn databases_of_a_run_differ_in_directory_and_keys() {
+    let flags = flags(&[]);
+    let cell = plan::several(3, 2);
+    let case = Case { flags: &flags, cell, round: 1, baseline_bytes_per_s: None };
+    let device = PathBuf::from("link.toml");
+    let words = |number: u64| {
+        let db = PathBuf::from(format!("/share/db-{number}"));
+        let manager = Some("127.0.0.1:7700");
+        case.words_of_database(words::OwnerPlaces { db: &db, device: &device, manager }, number)
+    };
+    let (first, second) = (words(1), words(2));
+    let has = |words: &[String], word: &str| words.iter().filter(|own| *own == word).count() == 1;
+    assert!(has(&first, "--seed=1101") && has(&second, "--seed=1201"), "{first:?}");
+    assert!(has(&first, "--db=/share/db-1") && has(&second, "--db=/share/db-2"), "{second:?}");
+    for word in ["--benchmarks=fillrandom", "--value_size=1024", "--duration=60", "--threads=1"] {
+        assert!(has(&first, word), "{word}: {first:?}");
+    }
+}
+
+#[test]
+fn compactions_of_mixed_loads_are_compared_by_written_bytes() {
+    let flags = flags(&["--only=amplification"]);
+    let plan = plan::plan(&flags, &abilities("off, all"));
+    let run = |mode, bytes: u64| {
+        let cell = Cell::new(mode, StorageLink::TwoAndAHalf, Load::Mixed(Value::Middle));
+        let timeline = Timeline { written_by_level: vec![bytes], ..Timeline::default() };
+        Run { timeline: Some(timeline), ..run_of(cell, 0, 1000) }
+    };
+    // Half of 1000 operations write 80 bytes each.
+    let runs = [run(Mode::All, 40_000), run(Mode::Off, 80_000)];
+    let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
+    let name = "bytes that compactions write per user byte, mixed 50/50, 256 B, 2.5G: all / off";
+    let found = row(&facts, name);
+    assert_eq!(
+        (found.measured, found.peer, found.verdict),
+        (Some(1.0), Some(2.0), Verdict::NoTarget)
+    );
+    let model = many_nodes::ModelFigures::default();
+    let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
+    let text = report::sections(&facts, &shown)[0].text(page::Style::Markdown);
+    let lines = text.lines().filter(|line| line.starts_with("| mixed 50/50, 256 B"));
+    assert_eq!(lines.count(), 2, "{text}");
 }

@@ -39,8 +39,16 @@ const WRITTEN_WHILE_READING: f64 = 0.5;
 const READ_THREADS: u64 = 64;
 const RANGE_THREADS: u64 = 16;
 const DELEGATED_THREADS: u64 = 2;
+const CACHED_THREADS: u64 = 2;
+/// Bytes of the block cache over those of the records that it holds.
+const CACHED_SHARE: u64 = 2;
 /// Benchmark that writes the records in the log of a take-over.
 pub(super) const LAST_WRITES: &str = "ycsbput";
+/// Values of several databases. Records of 80 bytes would need more than the processors of the
+/// machine.
+pub(super) const SEVERAL_VALUE: Value = Value::Large;
+/// Difference of the seeds of two databases of a run.
+const SEED_STEP: u64 = 100;
 /// Values of Redis clients.
 pub(super) const RESP_VALUE: Value = Value::Large;
 
@@ -72,6 +80,7 @@ impl Case<'_> {
                 value
             }
             Load::Resp(_) => RESP_VALUE,
+            Load::Several(_) => SEVERAL_VALUE,
             _ => Value::Small,
         }
     }
@@ -80,7 +89,7 @@ impl Case<'_> {
     pub(super) fn records(&self) -> u64 {
         let memtables = |count: u64| count * self.flags.memtable_bytes();
         let bytes = match self.cell.load {
-            Load::Fill(_) | Load::Paced(_) => memtables(self.flags.memtables()),
+            Load::Fill(_) | Load::Paced(_) | Load::Several(_) => memtables(self.flags.memtables()),
             Load::Burst(_) => memtables(BURST_MEMTABLES.min(self.flags.memtables())),
             Load::Delegated(_) => memtables(DELEGATED_MEMTABLES),
             Load::Takeover(_) => memtables(TAKEOVER_MEMTABLES),
@@ -91,9 +100,11 @@ impl Case<'_> {
 
     fn threads(&self) -> u64 {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) | Load::Takeover(_) => 1,
+            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => 1,
+            Load::Takeover(_) | Load::Several(_) => 1,
             Load::Range(_) => RANGE_THREADS,
             Load::Delegated(_) => DELEGATED_THREADS,
+            Load::Cached(_) => CACHED_THREADS,
             _ => READ_THREADS,
         }
     }
@@ -101,8 +112,8 @@ impl Case<'_> {
     /// The benchmark whose result counts.
     pub(super) fn benchmark(&self) -> &'static str {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => "fillrandom",
-            Load::Read(..) | Load::Delegated(_) => "ycsbc",
+            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) | Load::Several(_) => "fillrandom",
+            Load::Read(..) | Load::Cached(_) | Load::Delegated(_) => "ycsbc",
             Load::Mixed(_) => "readrandomwriterandom",
             Load::Ycsb(share, _) => share.benchmark(),
             Load::Range(_) => "seekrandomwhilewriting",
@@ -116,11 +127,13 @@ impl Case<'_> {
         match self.cell.load {
             Load::Fill(_) => format!("{main},flush,waitforcompaction"),
             Load::Burst(_) => format!("{main},flush"),
-            Load::Paced(_) => main.to_owned(),
+            Load::Paced(_) | Load::Several(_) => main.to_owned(),
             // The first reads warm the block cache.
             Load::Read(_, Before::Unsettled) => format!("ycsbload,{main}"),
             Load::Delegated(_) => format!("ycsbload,{main},{main}"),
-            Load::Read(..) => format!("ycsbload,waitforcompaction,{main},{main}"),
+            Load::Read(..) | Load::Cached(_) => {
+                format!("ycsbload,waitforcompaction,{main},{main}")
+            }
             // The owner that is killed. The load is flushed, because records of it in a memtable
             // would count as spared.
             Load::Takeover(_) => {
@@ -135,6 +148,14 @@ impl Case<'_> {
     pub(super) fn remote_bytes(&self) -> u64 {
         let memtables = u64::from(self.cell.remote()) * self.flags.memtable_bytes();
         (memtables as f64 * IMAGE_SHARE) as u64
+    }
+
+    /// Bytes of the block cache.
+    fn cache_bytes(&self) -> u64 {
+        match self.cell.load {
+            Load::Cached(_) => self.flags.read_bytes() * CACHED_SHARE,
+            _ => self.flags.read_bytes() / CACHE_SHARE,
+        }
     }
 
     /// Limit of the writes of a load, in bytes per second.
@@ -182,7 +203,7 @@ impl Case<'_> {
         set("buckets", u64::from(spec.buckets()));
         set("bloom_bits", BLOOM_BITS);
         set("max_background_jobs", BACKGROUND_JOBS);
-        set("cache_size", flags.read_bytes() / CACHE_SHARE);
+        set("cache_size", self.cache_bytes());
         set("seed", flags.seed + round * 1000);
         if spec.sends_memtables() {
             set("remote_memtables_bytes", self.remote_bytes());
@@ -194,6 +215,16 @@ impl Case<'_> {
             words.push(format!("--local_memtables={}", staying.word()));
         }
         words.extend(self.load_words());
+        words
+    }
+
+    /// The words of `archipelago bench` as the owner of one of several databases. Each has keys of
+    /// its own seed.
+    pub(super) fn words_of_database(&self, places: OwnerPlaces<'_>, number: u64) -> Vec<String> {
+        let mut words = self.owner_words(places);
+        words.retain(|word| !word.starts_with("--seed="));
+        let seed = self.flags.seed + self.round * 1000 + number * SEED_STEP;
+        words.push(format!("--seed={seed}"));
         words
     }
 
@@ -232,7 +263,10 @@ impl Case<'_> {
             Load::Mixed(_) => set("readwritepercent", 50),
             Load::Range(records) => set("seek_nexts", u64::from(records)),
             Load::Takeover(_) => words.push("--ycsb_distribution=uniform".to_owned()),
-            Load::Read(keys, _) | Load::Ycsb(_, keys) | Load::Delegated(keys) => {
+            Load::Read(keys, _)
+            | Load::Cached(keys)
+            | Load::Ycsb(_, keys)
+            | Load::Delegated(keys) => {
                 words.push(format!("--ycsb_distribution={}", keys.name()));
             }
             _ => {}

@@ -52,7 +52,7 @@ const LOAD: Measured<'_> = Measured {
 fn result(measured: &Measured<'_>) -> ResultEntry {
     let network = vec![entry("log", 100, 20_000_000), entry("flush", 10, 60_000_000)];
     let mean_ns = measured.latency_ms * 1e6;
-    let latency = LatencyEntry { mean_ns, p99_ns: 0, max_ns: 0 };
+    let latency = LatencyEntry { mean_ns, p50_ns: 0, p99_ns: 0, max_ns: 0 };
     ResultEntry {
         name: measured.name.to_owned(),
         ops: 1000,

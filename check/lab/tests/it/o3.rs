@@ -70,6 +70,16 @@ fn has_ratio(report: &Value, what: &str) {
     assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
 }
 
+/// The figure of a row, which is above 0.
+fn measured(report: &Value, what: &str) -> f64 {
+    let rows = report["rows"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["what"] == what);
+    let row = row.unwrap_or_else(|| panic!("{what}: {rows:?}"));
+    let measured = row["measured"].as_f64().unwrap_or_else(|| panic!("no figure: {row}"));
+    assert!(measured > 0.0, "{row}");
+    measured
+}
+
 #[test]
 fn modes_are_compared_over_processes_of_executors_and_memory_nodes() {
     let (report, text, charts) = report(&[
@@ -80,6 +90,8 @@ fn modes_are_compared_over_processes_of_executors_and_memory_nodes() {
     ]);
     has_ratio(&report, "rate, fillrandom, 64 B, 2.5G: dm-naive / off, classic");
     has_ratio(&report, "time of a flush per MiB, fillrandom, 64 B, 2.5G: dm-naive / off");
+    let fetches = "share of fetches in the time of flushes, fillrandom, 64 B, 2.5G, dm-naive";
+    assert!((0.0..1.0).contains(&measured(&report, fetches)), "{text}");
     let away = run(&report, "compactions");
     assert!(away["offload"]["offload_jobs_away"].as_u64() > Some(0), "{away}");
     let roles = away["roles"].as_array().expect("roles");
@@ -174,4 +186,38 @@ fn settings_and_take_overs_are_compared_over_memory_nodes() {
     assert_eq!((number(replayed, "kept"), number(replayed, "records_spared")), (0, 0));
     assert!(number(replayed, "log_bytes") > 0, "{replayed}");
     assert!(text.contains("best number by measurements"), "{text}");
+}
+
+#[test]
+fn reads_are_timed_by_their_way() {
+    let (report, _, _) = report(&["--only=times", "--cells=3"]);
+    let away = "reads of memtables, uniform, 2.5G, all, RD+LC, shm";
+    let read_us = measured(&report, &format!("READ at a cached offset, {away}"));
+    let request_us = measured(&report, &format!("request with a search at the node, {away}"));
+    let both_us = measured(&report, &format!("look-up that a node answers, {away}"));
+    assert!(read_us < request_us, "shared memory: {read_us} and {request_us} µs");
+    assert!(both_us > read_us, "filters take time as well: {both_us} and {read_us} µs");
+    let here = "reads of memtables, uniform, 2.5G, all, 16 local memtables";
+    measured(&report, &format!("look-up in a sealed memtable here, {here}"));
+}
+
+#[test]
+fn several_databases_share_executors_and_a_memory_node() {
+    let (report, text, charts) = report(&["--only=databases", "--cells=2"]);
+    let [two, one] = ["2 databases", "1 database"]
+        .map(|databases| format!("fillrandom of {databases}, 1 memory node, 2.5G, all"));
+    has_ratio(&report, &format!("rate of all: {two} / {one}"));
+    let runs = report["runs"].as_array().expect("runs");
+    let shared = |run: &&Value| run["cell"]["load"]["several"]["databases"] == 2;
+    let run = runs.iter().find(shared).unwrap_or_else(|| panic!("{report}"));
+    let databases = run["several"]["databases"].as_array().expect("databases");
+    assert_eq!(databases.len(), 2, "{run}");
+    assert!(databases.iter().all(|database| database["rate"].as_f64() > Some(0.0)), "{run}");
+    assert!(run["offload"]["offload_shards_sent"].as_u64() > Some(0), "{run}");
+    let held = run["several"]["held_mib"].as_array().expect("samples");
+    assert!(held.iter().any(|sample| sample[1].as_f64() > Some(0.0)), "{run}");
+    assert!(text.contains("databases, memory nodes"), "{text}");
+    for wanted in ["databases.svg", "databases-memory.svg"] {
+        assert!(charts.contains(&wanted.to_owned()), "{wanted}: {charts:?}");
+    }
 }

@@ -1,14 +1,17 @@
 //! The list of all rows, in the order of the table, with the paper's statements, the targets and
-//! the bounds. Decisions 0087 and 0107 fix them. The functions are pure.
+//! the bounds. Decisions 0087, 0107 and 0108 fix them. The functions are pure.
 //!
 //! `writes` has the rows of random writes, `breakdown` those of §5.3 of the paper, `reads` those of
-//! reads, mixed loads and Redis clients, `settings` those of settings and take-overs, and `listed`
-//! the rows that are listed only.
+//! reads, mixed loads and Redis clients, `settings` those of settings and take-overs, `times` those
+//! of the steps of flushes and of the ways of reads, `databases` those of several databases as
+//! processes, and `listed` the rows that are listed only.
 
 mod breakdown;
+mod databases;
 mod listed;
 mod reads;
 mod settings;
+mod times;
 mod writes;
 
 use super::bounds::StorageLink;
@@ -18,6 +21,7 @@ use super::rows::{Claim, Facts, times};
 use super::run::Run;
 
 pub(super) use listed::listed;
+pub(super) use times::FlushSteps;
 
 /// All rows, in the order of the table.
 pub(super) fn all() -> Vec<Claim> {
@@ -34,19 +38,27 @@ pub(super) fn all() -> Vec<Claim> {
         breakdown::stalls(),
         breakdown::amplification(),
         breakdown::phases(),
+        times::steps(),
         reads::delegation(),
+        times::ways(),
         settings::cache(),
         breakdown::memtables(),
         settings::local(),
         breakdown::links(),
+        breakdown::links_of_reads(),
         breakdown::peaks(),
         breakdown::stability(),
         writes::portability(),
+        writes::portability_of_reads(),
         reads::resp(),
         settings::takeover(),
+        databases::several_databases(),
     ];
     parts.into_iter().flatten().collect()
 }
+
+/// Link between compute and memory node of the paper, in MB/s: 40 Gbit/s.
+const MEMORY_LINK: f64 = 5000.0;
 
 /// The link of most rows.
 const WIDE: StorageLink = StorageLink::TwoAndAHalf;

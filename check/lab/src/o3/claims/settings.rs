@@ -1,4 +1,4 @@
-//! Rows of settings (Figures 13a and 14) and of take-overs. Decision 0107 fixes them.
+//! Rows of settings (Figures 13a and 14) and of take-overs. Decisions 0107 and 0108 fix them.
 
 use super::super::bounds::{CachedReads, Factors, replay_seconds};
 use super::super::modes::{Mode, OFFSET_CACHE_BYTES};
@@ -15,6 +15,8 @@ use super::{WIDE, rate};
 /// Bytes of a memtable, from which the bounds follow.
 const MEMTABLE_BYTES: u64 = 4 << 20;
 const MIB: f64 = 1_048_576.0;
+/// Longest time of a take-over with kept shards, in seconds, without the time of a lease.
+const TAKEOVER_S: f64 = 1.0;
 
 /// Rate of a run over the largest median of the fixed numbers of memtables that stay.
 fn over_best_fixed(facts: &Facts<'_>, run: &Run) -> Option<f64> {
@@ -47,7 +49,7 @@ pub(super) fn local() -> Vec<Claim> {
 }
 
 /// Share of the keys looked up at memory nodes that a record at a cached offset answers.
-fn hits(_: &Facts<'_>, run: &Run) -> Option<f64> {
+pub(super) fn hits(_: &Facts<'_>, run: &Run) -> Option<f64> {
     let of = |name: &str| run.offload.get(&format!("offload_shards_cache_{name}")).copied();
     let others = ["misses", "passed", "mismatches", "unread"];
     let hits = of("hits")?;
@@ -105,6 +107,15 @@ pub(super) fn takeover() -> Vec<Claim> {
             .over(replayed, seconds)
             .at_most(0.5)
             .bound(format!("replay: {least:.1} s for its tables over the link")),
+        Claim::new(
+            Group::Takeover,
+            kept,
+            "time until the next owner has read a key, alone",
+            seconds,
+        )
+        .unit("s")
+        .within(TAKEOVER_S)
+        .bound("none: no lease on one host".to_owned()),
         Claim::new(Group::Takeover, kept, "keys and values that the next owner replays", bytes)
             .unit("MiB")
             .over(replayed, bytes)

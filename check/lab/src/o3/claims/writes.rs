@@ -2,7 +2,7 @@
 
 use super::super::bounds::StorageLink;
 use super::super::modes::Mode;
-use super::super::plan::{Cell, Group, Load, Value};
+use super::super::plan::{Cell, Group, Load, PORTED_LOADS, Value};
 use super::super::rows::{Claim, Facts};
 use super::super::run::Run;
 use super::{WIDE, p99_of_writes, rate, rates, ratio_bound};
@@ -130,4 +130,21 @@ pub(super) fn portability() -> Vec<Claim> {
             .over(compactions, p99_of_writes)
             .paper("−51 %"),
     ]
+}
+
+/// Rows of Table 7 for settled reads and for mixed loads.
+pub(super) fn portability_of_reads() -> Vec<Claim> {
+    let modes = [Mode::All, Mode::CompactionsClassic];
+    let [_, reads, mixed] = PORTED_LOADS;
+    let papers = [(reads, "1.35×", "−52 %"), (mixed, "3.2×", "−59 %")];
+    let rows = papers.into_iter().flat_map(|(load, rate, p99)| {
+        let [all, compactions] = modes.map(|mode| Cell::new(mode, WIDE, load));
+        let p99_of_reads = |_: &Facts<'_>, run: &Run| run.p99_us(&["read"]);
+        let p99 = Claim::new(Group::Portability, all, "P99 of a read", p99_of_reads)
+            .unit("µs")
+            .over(compactions, p99_of_reads)
+            .paper(p99);
+        [rates(Group::Portability, modes, WIDE, load).paper(rate), p99]
+    });
+    rows.collect()
 }

@@ -276,6 +276,11 @@ impl MixedLoad {
         by_writes.min(factors.link(link) / inbound)
     }
 
+    /// Highest number of millions of reads a second of an owner whose compactions run elsewhere.
+    pub(super) fn million_reads(self, link: StorageLink, factors: &Factors) -> f64 {
+        factors.link(link) / (self.misses * BLOCK_READ_BYTES)
+    }
+
     /// Highest ratio of everything offloaded over the classic baseline.
     pub(super) fn ratio(self, link: StorageLink, factors: &Factors) -> f64 {
         let all = Offloaded::All { compute_nodes: 1 };

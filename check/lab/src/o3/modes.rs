@@ -50,6 +50,8 @@ pub(super) enum Mode {
     AllSecond,
     /// The same as `all` with 96 memtables
     AllBurst,
+    /// The same with a second compute node as executor
+    AllSecondBurst,
 }
 
 /// Description of a mode: the work that leaves, and its memtables and processes.
@@ -111,7 +113,7 @@ const ALL: ModeSpec = ModeSpec {
 };
 
 /// The table of modes.
-const TABLE: [ModeSpec; 13] = [
+const TABLE: [ModeSpec; 14] = [
     ModeSpec { mode: Mode::OffClassic, name: "off, classic", level: LevelZero::Classic, ..LOCAL },
     LOCAL,
     ModeSpec {
@@ -177,6 +179,14 @@ const TABLE: [ModeSpec; 13] = [
         mode: Mode::AllBurst,
         name: "all, 96 memtables",
         remote_memtables: BURST_MEMTABLES - KEPT_MEMTABLES,
+        ..ALL
+    },
+    ModeSpec {
+        mode: Mode::AllSecondBurst,
+        name: "all, 96 memtables, two compute nodes",
+        offloaded: Offloaded::All { compute_nodes: 2 },
+        remote_memtables: BURST_MEMTABLES - KEPT_MEMTABLES,
+        nodes: Nodes { linked_executors: 2, ..EVERY },
         ..ALL
     },
 ];

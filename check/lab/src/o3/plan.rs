@@ -279,6 +279,35 @@ pub(super) enum LeftShards {
 pub(super) struct Several {
     pub(super) databases: u32,
     pub(super) memory_nodes: u32,
+    pub(super) kind: SeveralKind,
+}
+
+/// Operations of several databases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum SeveralKind {
+    /// Random writes of new databases.
+    Writes,
+    /// Equally many random reads and writes of databases that were loaded before.
+    Mixed,
+}
+
+impl SeveralKind {
+    pub(super) const ALL: [Self; 2] = [Self::Writes, Self::Mixed];
+
+    /// Whether this number of databases has rows. Mixed loads have those of the bounds and of
+    /// Table 9 only.
+    pub(super) fn has(self, databases: u32) -> bool {
+        let [first, .., last] = DATABASES;
+        self == Self::Writes || [first, DATABASES_TABLE_9, last].contains(&databases)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Writes => "fillrandom",
+            Self::Mixed => "mixed 50/50",
+        }
+    }
 }
 
 /// Load of a run on its database.
@@ -304,7 +333,7 @@ pub(super) enum Load {
     Resp(RespLoad),
     /// The open of a database whose owner was killed while its memtables rested at memory nodes.
     Takeover(LeftShards),
-    /// Random writes of several databases at the same time.
+    /// Several databases at the same time.
     Several(Several),
 }
 
@@ -326,10 +355,11 @@ impl Load {
             Self::Resp(load) => load.name(),
             Self::Takeover(LeftShards::Kept) => "take-over of shards".to_owned(),
             Self::Takeover(LeftShards::Replayed) => "replay of the log".to_owned(),
-            Self::Several(Several { databases, memory_nodes }) => {
+            Self::Several(Several { databases, memory_nodes, kind }) => {
                 let plural = |count: u32| if count == 1 { "" } else { "s" };
                 let (s, nodes) = (plural(databases), plural(memory_nodes));
-                format!("fillrandom of {databases} database{s}, {memory_nodes} memory node{nodes}")
+                let kind = kind.name();
+                format!("{kind} of {databases} database{s}, {memory_nodes} memory node{nodes}")
             }
         }
     }
@@ -444,6 +474,15 @@ pub(super) const AMPLIFIED_LOADS: [Load; 2] =
     [Load::Fill(Value::Middle), Load::Mixed(Value::Middle)];
 /// Loads of Table 5.
 pub(super) const LINK_LOADS: [Load; 3] = [SMALL, SETTLED_READS, Load::Mixed(Value::Small)];
+/// Loads of Figure 16 that write.
+pub(super) const STABLE_LOADS: [Load; 6] = [
+    SMALL,
+    Load::Fill(Value::Middle),
+    Load::Fill(Value::Large),
+    Load::Mixed(Value::Small),
+    Load::Mixed(Value::Middle),
+    Load::Mixed(Value::Large),
+];
 /// Loads of Table 7.
 pub(super) const PORTED_LOADS: [Load; 3] = LINK_LOADS;
 /// Numbers of databases in Figure 17a.
@@ -489,8 +528,8 @@ pub(super) const fn staying_reads(keys: Keys) -> Cell {
 }
 
 /// The cell of several databases.
-pub(super) const fn several(databases: u32, memory_nodes: u32) -> Cell {
-    Cell::new(Mode::All, WIDE, Load::Several(Several { databases, memory_nodes }))
+pub(super) const fn several(kind: SeveralKind, databases: u32, memory_nodes: u32) -> Cell {
+    Cell::new(Mode::All, WIDE, Load::Several(Several { databases, memory_nodes, kind }))
 }
 
 /// The cell of a take-over. Its nodes have room for all memtables.
@@ -500,16 +539,19 @@ pub(super) const fn takeover(left: LeftShards) -> Cell {
 
 /// The cells of a group, in the order of its runs.
 fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
-    use Mode::{All, AllBurst, CompactionsClassic, Off, OffClassic};
+    use Mode::{All, AllBurst, AllSecondBurst, CompactionsClassic, Off, OffClassic};
     let by_value = |modes: &[Mode], load: fn(Value) -> Load| -> Vec<Cell> {
         let links = flags.links().flat_map(|link| flags.values().map(move |value| (link, value)));
         links.flat_map(|(link, value)| each(modes, link, load(value))).collect()
     };
     match group {
         Group::Fill => by_value(&FILL_MODES, Load::Fill),
-        Group::Burst | Group::Flush => {
+        Group::Burst => {
             let of = |link| each(&[OffClassic, AllBurst], link, Load::Burst(Value::Small));
             flags.links().flat_map(of).collect()
+        }
+        Group::Flush => {
+            each(&[OffClassic, AllBurst, AllSecondBurst], WIDE, Load::Burst(Value::Small))
         }
         Group::Latency => {
             let paced = each(&[OffClassic, Off, All], WIDE, Load::Paced(Value::Small));
@@ -594,13 +636,20 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
         }
         Group::Takeover => [LeftShards::Kept, LeftShards::Replayed].map(takeover).to_vec(),
         Group::Databases => {
-            let more = MEMORY_NODES.iter().filter(|&&nodes| nodes > 1);
-            let table_9 = more.map(|&nodes| several(DATABASES_TABLE_9, nodes));
-            DATABASES.iter().map(|&databases| several(databases, 1)).chain(table_9).collect()
+            let kinds =
+                |databases: u32| SeveralKind::ALL.into_iter().filter(move |k| k.has(databases));
+            let figure_17 = DATABASES.into_iter().flat_map(|databases| {
+                kinds(databases).map(move |kind| several(kind, databases, 1))
+            });
+            let more = MEMORY_NODES.into_iter().filter(|nodes| *nodes > 1);
+            let table_9 = more.flat_map(|nodes| {
+                SeveralKind::ALL.map(|kind| several(kind, DATABASES_TABLE_9, nodes))
+            });
+            figure_17.chain(table_9).collect()
         }
         Group::Links => LINK_LOADS.map(|load| each(&[OffClassic, Off, All], WIDE, load)).concat(),
         Group::Peaks => each(&[AllWhole, All], WIDE, SMALL),
-        Group::Stability => each(&[OffClassic, All], WIDE, SMALL),
+        Group::Stability => STABLE_LOADS.map(|load| each(&[OffClassic, All], WIDE, load)).concat(),
         _ => Vec::new(),
     }
 }

@@ -4,10 +4,11 @@ use super::bounds::{Factors, SCALE, StorageLink, cluster};
 use super::modes::Mode;
 use super::plan::{
     CACHE_BYTES, Cell, DATABASES, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES,
-    Share, Value, cached_reads, several,
+    SeveralKind, Share, Value, cached_reads, several,
 };
 use super::rows::Facts;
 use super::run::Run;
+use super::words::SEVERAL_VALUE;
 use crate::plot::{Bars, Chart};
 
 const WIDE: StorageLink = StorageLink::TwoAndAHalf;
@@ -126,18 +127,25 @@ fn local_share(facts: &Facts<'_>) -> Option<String> {
     Some(chart.line(Mode::All.name(), &points).svg())
 }
 
-/// Rates of several databases together, as in Figure 17a, and their bound.
+/// Rates of several databases together, as in Figure 17a, and the bound of writes.
 fn databases(facts: &Facts<'_>) -> Option<String> {
-    let cells = DATABASES.map(|count| (f64::from(count), several(count, 1)));
-    let mb_per_s = |run: &Run| Some(run.second_half()? * run.record_bytes as f64 / 1e6);
-    let points = curve(facts, cells.into_iter(), mb_per_s)?;
-    let bound = points.iter().map(|&(count, _)| {
-        let full = cluster(count, 1.0, WIDE, &Factors::FIXED);
-        (count, full * SCALE * facts.flags.speed())
-    });
-    let bound: Vec<(f64, f64)> = bound.collect();
-    let chart = Chart::new("Random writes of several databases", "databases", "MB/s");
-    Some(chart.line("measured", &points).line("bound", &bound).svg())
+    let mut chart = Chart::new("Several databases", "databases", "ops/s");
+    let mut has_lines = false;
+    for kind in SeveralKind::ALL {
+        let cells = DATABASES.map(|count| (f64::from(count), several(kind, count, 1)));
+        let Some(points) = curve(facts, cells.into_iter(), Run::second_half) else { continue };
+        has_lines = true;
+        chart = chart.line(kind.name(), &points);
+        if kind == SeveralKind::Writes {
+            let record_bytes = SEVERAL_VALUE.record_bytes() as f64;
+            let bound = points.iter().map(|&(count, _)| {
+                let full = cluster(count, 1.0, WIDE, &Factors::FIXED);
+                (count, full * SCALE * facts.flags.speed() * 1e6 / record_bytes)
+            });
+            chart = chart.line("bound of fillrandom", &bound.collect::<Vec<(f64, f64)>>());
+        }
+    }
+    has_lines.then(|| chart.svg())
 }
 
 /// Bytes of all databases at the memory node over time, as in Figure 17b.
@@ -146,7 +154,7 @@ fn databases_memory(facts: &Facts<'_>) -> Option<String> {
     let mut chart = Chart::new(title, "seconds", "MiB");
     let mut has_lines = false;
     for count in DATABASES {
-        let cell = several(count, 1);
+        let cell = several(SeveralKind::Writes, count, 1);
         let held = facts.of(&cell).find_map(|run| Some(&run.several.as_ref()?.held_mib));
         let Some(held) = held.filter(|held| held.len() > 1) else { continue };
         has_lines = true;

@@ -327,7 +327,7 @@ fn takeovers(facts: &Facts<'_>) -> Grid {
 /// The figures of each of several databases.
 fn databases(facts: &Facts<'_>) -> Grid {
     let mut grid = Grid::new([
-        "databases, memory nodes",
+        "load",
         "round",
         "database",
         "ops/s",
@@ -336,10 +336,10 @@ fn databases(facts: &Facts<'_>) -> Grid {
         "share of the time in stalls",
     ]);
     for run in facts.runs {
-        let (Load::Several(load), Some(several)) = (run.cell.load, &run.several) else { continue };
+        let Some(several) = &run.several else { continue };
         for (at, database) in several.databases.iter().enumerate() {
             grid.push([
-                format!("{}, {}", load.databases, load.memory_nodes),
+                run.cell.load.name(),
                 (run.round + 1).to_string(),
                 (at + 1).to_string(),
                 format!("{:.0}", database.rate),

@@ -168,6 +168,11 @@ impl Claim {
     }
 }
 
+/// A ratio with the digits that tables show.
+pub(super) fn rounded(ratio: f64) -> f64 {
+    (ratio * 100.0).round() / 100.0
+}
+
 /// A ratio as text.
 pub(super) fn times(ratio: f64) -> String {
     format!("{ratio:.2}×")

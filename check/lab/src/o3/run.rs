@@ -239,28 +239,32 @@ impl Stage<'_> {
 
     /// Runs the owners of several databases at the same time.
     fn several(&self, cluster: &Cluster, several: Several) -> Result<Run> {
-        let file = |kind: &str, number: u32| self.dir.join(format!("{kind}-{number}.json"));
-        let manager = cluster.address();
-        let words = |number: u32| {
+        let file = |kind: &str, number: u64| self.dir.join(format!("{kind}-{number}.json"));
+        let (manager, numbers) = (cluster.address(), 1..=u64::from(several.databases));
+        let (mut loads, mut owners) = (Vec::new(), Vec::new());
+        for number in numbers.clone() {
             let db = self.share().join(format!("db-{number}"));
             let device = &self.devices.link;
             let places = OwnerPlaces { db: &db, device, manager: Some(&manager) };
-            let mut words = self.case.words_of_database(places, u64::from(number));
+            loads.push(self.case.words_of_load(places, number));
+            let mut words = self.case.words_of_database(places, number);
             words.push(format!("--json={}", file("results", number).display()));
             words.push(format!("--samples={}", file("series", number).display()));
-            words
-        };
-        let owners: Vec<Vec<String>> = (1..=several.databases).map(words).collect();
+            owners.push(words);
+        }
+        if self.case.loads_databases() {
+            run_owners(self.archipelago, &loads)?;
+        }
         let sample =
             |t_s: f64| -> Result<RoleSample> { Ok(RoleSample { t_s, states: cluster.states()? }) };
-        let samples =
-            sample_during(SAMPLE_EVERY, sample, || run_owners(self.archipelago, &owners))?;
-        let result = |number: u32| {
+        let run = || run_owners(self.archipelago, &owners);
+        let samples = sample_during(SAMPLE_EVERY, sample, run)?;
+        let result = |number: u64| {
             let series = results::read::<Series>(&file("series", number))?;
             let timeline = Timeline::of(&series, self.case.benchmark(), &[]);
             Ok(OwnerResult { result: self.result(&file("results", number))?, timeline })
         };
-        let ended = (1..=several.databases).map(result).collect::<Result<Vec<OwnerResult>>>()?;
+        let ended = numbers.map(result).collect::<Result<Vec<OwnerResult>>>()?;
         let mut offload = BTreeMap::<String, u64>::new();
         for (name, count) in ended.iter().flat_map(|owner| &owner.result.offload) {
             *offload.entry(name.clone()).or_default() += count;

@@ -4,7 +4,7 @@ use archipelago_bench::harness::samples::Stalls;
 use archipelago_bench::harness::steps::StepFigures;
 
 use super::databases::{DatabaseFigures, DatabasesFigures};
-use super::plan::{Group, Keys, LeftShards, Staying, Value};
+use super::plan::{Group, Keys, LeftShards, SeveralKind, Staying, Value};
 use super::takeover::TakeoverFigures;
 use super::timeline::Timeline;
 use super::*;
@@ -454,7 +454,7 @@ fn steps_of_flushes_make_up_their_time() {
 fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
     let flags = flags(&["--only=databases"]);
     let plan = plan::plan(&flags, &abilities("off, all"));
-    let nodes = |databases, memory| plan::several(databases, memory).nodes();
+    let nodes = |databases, memory| plan::several(SeveralKind::Writes, databases, memory).nodes();
     assert_eq!(nodes(5, 1), Mode::All.spec().nodes, "each memory node brings an executor");
     let three = nodes(3, 3);
     assert_eq!((three.memory, three.linked_executors, three.storage_executors), (3, 3, 3));
@@ -470,13 +470,13 @@ fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
         Run { result: None, several, record_bytes: 1000, ..run_of(cell, 0, 0) }
     };
     let runs = [
-        run(plan::several(1, 1), &[20_000.0]),
-        run(plan::several(5, 1), &[8000.0, 6000.0, 6000.0, 6000.0, 6000.0]),
-        run(plan::several(3, 1), &[10_000.0; 3]),
-        run(plan::several(3, 3), &[11_000.0; 3]),
+        run(plan::several(SeveralKind::Writes, 1, 1), &[20_000.0]),
+        run(plan::several(SeveralKind::Writes, 5, 1), &[8000.0, 6000.0, 6000.0, 6000.0, 6000.0]),
+        run(plan::several(SeveralKind::Writes, 3, 1), &[10_000.0; 3]),
+        run(plan::several(SeveralKind::Writes, 3, 3), &[11_000.0; 3]),
     ];
     let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
-    let of = |databases, memory| plan::several(databases, memory).name();
+    let of = |databases, memory| plan::several(SeveralKind::Writes, databases, memory).name();
     let ratio = |name: &str| {
         let found = row(&facts, name);
         (found.ratio.map(|ratio| ratio.median), found.verdict, found.bound)
@@ -486,7 +486,8 @@ fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
     let memory = ratio(&format!("rate of all: {} / {}", of(3, 3), of(3, 1)));
     assert_eq!((memory.0, memory.1), (Some(1.1), Verdict::Missed));
     let alone = row(&facts, &format!("rate of all, {}", of(1, 1)));
-    assert_eq!((alone.measured, alone.verdict), (Some(20.0), Verdict::NoTarget));
+    assert_eq!((alone.measured, alone.verdict), (Some(20_000.0), Verdict::NoTarget));
+    assert_eq!(alone.bound, "19832 ops/s at the speed of the descriptions");
     let slowest = row(&facts, &format!("slowest over fastest database, {}", of(5, 1)));
     assert_eq!(slowest.measured, Some(0.75));
     let plots = plots::all(&facts);
@@ -495,13 +496,13 @@ fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
     let model = many_nodes::ModelFigures::default();
     let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
     let text = report::sections(&facts, &shown)[0].text(page::Style::Markdown);
-    assert!(text.contains("| 3, 3"), "{text}");
+    assert!(text.contains("| fillrandom of 3 databases, 3 memory nodes"), "{text}");
 }
 
 #[test]
 fn databases_of_a_run_differ_in_directory_and_keys() {
     let flags = flags(&[]);
-    let cell = plan::several(3, 2);
+    let cell = plan::several(SeveralKind::Writes, 3, 2);
     let case = Case { flags: &flags, cell, round: 1, baseline_bytes_per_s: None };
     let device = PathBuf::from("link.toml");
     let words = |number: u64| {
@@ -515,6 +516,18 @@ fn databases_of_a_run_differ_in_directory_and_keys() {
     assert!(has(&first, "--db=/share/db-1") && has(&second, "--db=/share/db-2"), "{second:?}");
     for word in ["--benchmarks=fillrandom", "--value_size=1024", "--duration=60", "--threads=1"] {
         assert!(has(&first, word), "{word}: {first:?}");
+    }
+    assert!(!case.loads_databases());
+    // Mixed loads begin together, because other processes load the databases before.
+    let case = Case { cell: plan::several(SeveralKind::Mixed, 3, 2), ..case };
+    let db = PathBuf::from("/share/db-1");
+    let places = words::OwnerPlaces { db: &db, device: &device, manager: Some("127.0.0.1:7700") };
+    let (load, measured) = (case.words_of_load(places, 1), case.words_of_database(places, 1));
+    assert!(case.loads_databases());
+    assert!(has(&load, "--benchmarks=ycsbload,waitforcompaction"), "{load:?}");
+    assert!(!load.iter().any(|word| word.starts_with("--use_existing_db")), "{load:?}");
+    for word in ["--benchmarks=readrandomwriterandom", "--use_existing_db=1", "--seed=1101"] {
+        assert!(has(&measured, word), "{word}: {measured:?}");
     }
 }
 

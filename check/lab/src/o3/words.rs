@@ -8,7 +8,7 @@ use archipelago_compute::Settings;
 use super::bounds::SCALE;
 use super::flags::O3Flags;
 use super::modes::{Mode, OFFSET_CACHE_FLAG};
-use super::plan::{Before, Cell, LeftShards, Load, Value};
+use super::plan::{Before, Cell, LeftShards, Load, Several, SeveralKind, Value};
 use crate::client::FIRST_READ;
 
 /// Levels by the bytes of a memtable, as in RocksDB's defaults.
@@ -89,7 +89,10 @@ impl Case<'_> {
     pub(super) fn records(&self) -> u64 {
         let memtables = |count: u64| count * self.flags.memtable_bytes();
         let bytes = match self.cell.load {
-            Load::Fill(_) | Load::Paced(_) | Load::Several(_) => memtables(self.flags.memtables()),
+            Load::Fill(_) | Load::Paced(_) => memtables(self.flags.memtables()),
+            Load::Several(Several { kind: SeveralKind::Writes, .. }) => {
+                memtables(self.flags.memtables())
+            }
             Load::Burst(_) => memtables(BURST_MEMTABLES.min(self.flags.memtables())),
             Load::Delegated(_) => memtables(DELEGATED_MEMTABLES),
             Load::Takeover(_) => memtables(TAKEOVER_MEMTABLES),
@@ -101,7 +104,7 @@ impl Case<'_> {
     fn threads(&self) -> u64 {
         match self.cell.load {
             Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => 1,
-            Load::Takeover(_) | Load::Several(_) => 1,
+            Load::Takeover(_) | Load::Several(Several { kind: SeveralKind::Writes, .. }) => 1,
             Load::Range(_) => RANGE_THREADS,
             Load::Delegated(_) => DELEGATED_THREADS,
             Load::Cached(_) => CACHED_THREADS,
@@ -112,9 +115,10 @@ impl Case<'_> {
     /// The benchmark whose result counts.
     pub(super) fn benchmark(&self) -> &'static str {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) | Load::Several(_) => "fillrandom",
+            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => "fillrandom",
+            Load::Several(Several { kind: SeveralKind::Writes, .. }) => "fillrandom",
             Load::Read(..) | Load::Cached(_) | Load::Delegated(_) => "ycsbc",
-            Load::Mixed(_) => "readrandomwriterandom",
+            Load::Mixed(_) | Load::Several(_) => "readrandomwriterandom",
             Load::Ycsb(share, _) => share.benchmark(),
             Load::Range(_) => "seekrandomwhilewriting",
             Load::Takeover(_) => FIRST_READ,
@@ -225,6 +229,25 @@ impl Case<'_> {
         words.retain(|word| !word.starts_with("--seed="));
         let seed = self.flags.seed + self.round * 1000 + number * SEED_STEP;
         words.push(format!("--seed={seed}"));
+        if self.loads_databases() {
+            words.push("--use_existing_db=1".to_owned());
+        }
+        words
+    }
+
+    /// Whether several databases are loaded by other processes before they are measured. So the
+    /// measurements begin together.
+    pub(super) fn loads_databases(&self) -> bool {
+        matches!(self.cell.load, Load::Several(Several { kind: SeveralKind::Mixed, .. }))
+    }
+
+    /// The words of `archipelago bench` that loads one of several databases.
+    pub(super) fn words_of_load(&self, places: OwnerPlaces<'_>, number: u64) -> Vec<String> {
+        let mut words = self.words_of_database(places, number);
+        words.retain(|word| {
+            !["--benchmarks=", "--use_existing_db="].iter().any(|start| word.starts_with(*start))
+        });
+        words.push("--benchmarks=ycsbload,waitforcompaction".to_owned());
         words
     }
 
@@ -260,7 +283,7 @@ impl Case<'_> {
         }
         match self.cell.load {
             Load::Paced(_) => words.push("--open_loop".to_owned()),
-            Load::Mixed(_) => set("readwritepercent", 50),
+            Load::Mixed(_) | Load::Several(_) => set("readwritepercent", 50),
             Load::Range(records) => set("seek_nexts", u64::from(records)),
             Load::Takeover(_) => words.push("--ycsb_distribution=uniform".to_owned()),
             Load::Read(keys, _)

@@ -203,10 +203,12 @@ fn reads_are_timed_by_their_way() {
 
 #[test]
 fn several_databases_share_executors_and_a_memory_node() {
-    let (report, text, charts) = report(&["--only=databases", "--cells=2"]);
+    let (report, text, charts) = report(&["--only=databases", "--cells=3"]);
     let [two, one] = ["2 databases", "1 database"]
         .map(|databases| format!("fillrandom of {databases}, 1 memory node, 2.5G, all"));
     has_ratio(&report, &format!("rate of all: {two} / {one}"));
+    let mixed = "mixed 50/50 of 1 database, 1 memory node, 2.5G, all";
+    measured(&report, &format!("rate of all, {mixed}"));
     let runs = report["runs"].as_array().expect("runs");
     let shared = |run: &&Value| run["cell"]["load"]["several"]["databases"] == 2;
     let run = runs.iter().find(shared).unwrap_or_else(|| panic!("{report}"));
@@ -216,7 +218,7 @@ fn several_databases_share_executors_and_a_memory_node() {
     assert!(run["offload"]["offload_shards_sent"].as_u64() > Some(0), "{run}");
     let held = run["several"]["held_mib"].as_array().expect("samples");
     assert!(held.iter().any(|sample| sample[1].as_f64() > Some(0.0)), "{run}");
-    assert!(text.contains("databases, memory nodes"), "{text}");
+    assert!(text.contains("second half, ops/s"), "{text}");
     for wanted in ["databases.svg", "databases-memory.svg"] {
         assert!(charts.contains(&wanted.to_owned()), "{wanted}: {charts:?}");
     }

@@ -6,15 +6,18 @@ use archipelago_bench::harness::store::MovedBytes;
 use super::super::bounds::{Factors, SCALE, fetch_share, finite_seconds, flush_streams};
 use super::super::modes::Mode;
 use super::super::plan::{
-    AMPLIFIED_LOADS, Cell, Group, LINK_LOADS, LOCAL_OF_TEN, Load, MEMTABLES, STALL_MEMTABLES, Value,
+    AMPLIFIED_LOADS, Cell, Group, LINK_LOADS, LOCAL_OF_TEN, Load, MEMTABLES, STABLE_LOADS,
+    STALL_MEMTABLES, Value,
 };
-use super::super::rows::{Claim, Facts, times};
+use super::super::rows::{Claim, Facts, rounded, times};
 use super::super::run::Run;
 use super::super::timeline::LinkUse;
 use super::{MEMORY_LINK, WIDE, rate};
 
 const MIB: f64 = 1_048_576.0;
 
+/// Least share of linear growth that flushes must keep with another compute node.
+const LINEAR_SHARE: f64 = 0.8;
 /// Share of writes in the operations of a mixed load.
 const WRITES_OF_MIXED: f64 = 0.5;
 
@@ -49,6 +52,12 @@ pub(super) fn flush() -> Vec<Claim> {
         Claim::new(Group::Flush, of(Mode::AllBurst), "flush throughput", flush_rate)
             .unit("MB/s")
             .over(of(Mode::OffClassic), flush_rate),
+        Claim::new(Group::Flush, of(Mode::AllSecondBurst), "flush throughput", flush_rate)
+            .unit("MB/s")
+            .over(of(Mode::AllBurst), flush_rate)
+            .at_least(rounded(LINEAR_SHARE * bound(2.0) / bound(1.0)))
+            .bound(times(bound(2.0) / bound(1.0)))
+            .paper("almost linear"),
     ]
 }
 
@@ -233,10 +242,12 @@ pub(super) fn peaks() -> Vec<Claim> {
 pub(super) fn stability() -> Vec<Claim> {
     let variation = |_: &Facts<'_>, run: &Run| run.timeline.as_ref()?.variation();
     let name = "standard deviation over mean of seconds";
-    vec![
-        Claim::new(Group::Stability, cell(Mode::All), name, variation)
-            .over(cell(Mode::OffClassic), variation)
-            .at_most(0.5)
-            .paper("most compact distributions"),
-    ]
+    let row = |load: Load| {
+        let [all, classic] = [Mode::All, Mode::OffClassic].map(|mode| Cell::new(mode, WIDE, load));
+        let row = Claim::new(Group::Stability, all, name, variation)
+            .over(classic, variation)
+            .paper("most compact distributions");
+        if load == SMALL { row.at_most(0.5) } else { row }
+    };
+    STABLE_LOADS.map(row).into()
 }

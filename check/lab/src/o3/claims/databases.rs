@@ -1,56 +1,99 @@
 //! Rows of several databases as processes: Figure 17a and Table 9. Decision 0108 fixes them.
 //!
-//! The bounds are those of the streams and links of all nodes together. A rate is that of the
-//! second half, as in the model of many nodes.
+//! The bounds are those of the streams and links of all nodes together, and of the reads that cross
+//! the links of the owners. A rate is that of the second half, as in the model of many nodes.
 
-use super::super::bounds::{Factors, SCALE, cluster};
+use super::super::bounds::{Factors, MixedLoad, SCALE, cluster};
 use super::super::databases::DatabasesFigures;
-use super::super::plan::{Cell, DATABASES, DATABASES_TABLE_9, Group, MEMORY_NODES, several};
-use super::super::rows::{Claim, Facts, times};
+use super::super::plan::{
+    Cell, DATABASES, DATABASES_TABLE_9, Group, MEMORY_NODES, SeveralKind, several,
+};
+use super::super::rows::{Claim, Facts, rounded, times};
 use super::super::run::Run;
-use super::WIDE;
+use super::super::words::SEVERAL_VALUE;
+use super::reads::MISSES;
+use super::{WIDE, rate};
 
 /// Least share of the bound that the largest number of databases must reach.
 const SHARE_OF_BOUND: f64 = 0.85;
 /// Least ratio of three memory nodes over one.
 const MEMORY_RATIO: f64 = 1.11;
 
-/// MB/s of keys and values of all databases in the second half.
-fn mb_per_s(_: &Facts<'_>, run: &Run) -> Option<f64> {
-    Some(run.second_half()? * run.record_bytes as f64 / 1e6)
+/// Operations per second of all databases in the second half.
+fn second_half(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.second_half()
 }
 
-/// Highest MB/s of user bytes at full speed.
-fn bound(databases: u32, memory_nodes: u32) -> f64 {
-    cluster(f64::from(databases), f64::from(memory_nodes), WIDE, &Factors::FIXED)
+/// Highest number of operations per second at full speed.
+fn bound(kind: SeveralKind, databases: u32, memory_nodes: u32) -> f64 {
+    let record_bytes = SEVERAL_VALUE.record_bytes() as f64;
+    let [databases, memory_nodes] = [databases, memory_nodes].map(f64::from);
+    let factors = &Factors::FIXED;
+    let writes = cluster(databases, memory_nodes, WIDE, factors) * 1e6 / record_bytes;
+    match kind {
+        SeveralKind::Writes => writes,
+        SeveralKind::Mixed => {
+            let mixed = MixedLoad { record_bytes, misses: MISSES };
+            2.0 * writes.min(databases * mixed.million_reads(WIDE, factors) * 1e6)
+        }
+    }
 }
 
-/// Least ratio that a share of the ratio of bounds asks for, as tables show it.
-fn least(ratio: f64) -> f64 {
-    (ratio * SHARE_OF_BOUND * 100.0).round() / 100.0
+/// A row about the rates of two numbers of databases and nodes, with the ratio of their bounds.
+fn row(kind: SeveralKind, own: [u32; 2], peer: [u32; 2]) -> (Claim, f64) {
+    let of = |[databases, nodes]: [u32; 2]| bound(kind, databases, nodes);
+    let cell = |[databases, nodes]: [u32; 2]| several(kind, databases, nodes);
+    let ratio = of(own) / of(peer);
+    let claim = Claim::new(Group::Databases, cell(own), "rate of all", second_half)
+        .unit("ops/s")
+        .over(cell(peer), second_half)
+        .bound(times(ratio));
+    (claim, ratio)
 }
 
-fn row(cell: Cell, peer: Cell) -> Claim {
-    Claim::new(Group::Databases, cell, "rate of all", mb_per_s).unit("MB/s").over(peer, mb_per_s)
+/// The rows of Figure 17a.
+fn scaling(kind: SeveralKind) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    let [.., most] = DATABASES;
+    for databases in DATABASES.into_iter().filter(|databases| kind.has(*databases)) {
+        let cell: Cell = several(kind, databases, 1);
+        let here = bound(kind, databases, 1) * SCALE;
+        claims.push(
+            Claim::new(Group::Databases, cell, "rate of all", second_half)
+                .unit("ops/s")
+                .bound(format!("{here:.0} ops/s at the speed of the descriptions")),
+        );
+        if databases > 1 {
+            let (row, ratio) = row(kind, [databases, 1], [1, 1]);
+            let row = row.paper("up to 2.9× with 5");
+            let has_target = kind == SeveralKind::Writes && databases == most;
+            let least = rounded(ratio * SHARE_OF_BOUND);
+            claims.push(if has_target { row.at_least(least) } else { row });
+        }
+    }
+    claims
+}
+
+/// The rows of Table 9.
+fn memory_nodes(kind: SeveralKind) -> Vec<Claim> {
+    let [few, .., many] = MEMORY_NODES;
+    let papers = match kind {
+        SeveralKind::Writes => ["1.08×", "1.11×"],
+        SeveralKind::Mixed => ["1.08×", "1.12×"],
+    };
+    let more = MEMORY_NODES.into_iter().filter(|nodes| *nodes > few).zip(papers);
+    let rows = more.map(|(nodes, paper)| {
+        let (row, _) = row(kind, [DATABASES_TABLE_9, nodes], [DATABASES_TABLE_9, few]);
+        let row = row.paper(paper);
+        let has_target = kind == SeveralKind::Writes && nodes == many;
+        if has_target { row.at_least(MEMORY_RATIO) } else { row }
+    });
+    rows.collect()
 }
 
 pub(super) fn several_databases() -> Vec<Claim> {
-    let mut claims = Vec::new();
-    let (one, [.., most]) = (several(1, 1), DATABASES);
-    for databases in DATABASES {
-        let cell = several(databases, 1);
-        let here = bound(databases, 1) * SCALE;
-        claims.push(
-            Claim::new(Group::Databases, cell, "rate of all", mb_per_s)
-                .unit("MB/s")
-                .bound(format!("{here:.1} MB/s at the speed of the descriptions")),
-        );
-        if databases > 1 {
-            let ratio = bound(databases, 1) / bound(1, 1);
-            let row = row(cell, one).bound(times(ratio)).paper("up to 2.9× with 5");
-            claims.push(if databases == most { row.at_least(least(ratio)) } else { row });
-        }
-    }
+    let [.., most] = DATABASES;
+    let all = several(SeveralKind::Writes, most, 1);
     let of = |figure: fn(&DatabasesFigures) -> Option<f64>| {
         move |_: &Facts<'_>, run: &Run| figure(run.several.as_ref()?)
     };
@@ -60,18 +103,13 @@ pub(super) fn several_databases() -> Vec<Claim> {
         (count > 0.0).then(|| all / count)
     };
     let slowest = of(DatabasesFigures::slowest_over_fastest);
+    let mut claims: Vec<Claim> = SeveralKind::ALL.into_iter().flat_map(scaling).collect();
     claims.extend([
-        Claim::new(Group::Databases, several(most, 1), "slowest over fastest database", slowest)
+        Claim::new(Group::Databases, all, "slowest over fastest database", slowest)
             .bound(times(1.0)),
-        Claim::new(Group::Databases, several(most, 1), "share of the time in stalls", of(stalled)),
+        Claim::new(Group::Databases, all, "share of the time in stalls", of(stalled)),
+        Claim::new(Group::Databases, all, "rate of all until the end", rate).unit("ops/s"),
     ]);
-    let [few, .., many] = MEMORY_NODES;
-    let papers = ["1.08×", "1.11×"];
-    for (nodes, paper) in MEMORY_NODES.into_iter().filter(|nodes| *nodes > few).zip(papers) {
-        let peer = several(DATABASES_TABLE_9, few);
-        let ratio = bound(DATABASES_TABLE_9, nodes) / bound(DATABASES_TABLE_9, few);
-        let row = row(several(DATABASES_TABLE_9, nodes), peer).bound(times(ratio)).paper(paper);
-        claims.push(if nodes == many { row.at_least(MEMORY_RATIO) } else { row });
-    }
+    claims.extend(SeveralKind::ALL.into_iter().flat_map(memory_nodes));
     claims
 }

@@ -8,7 +8,7 @@ use super::super::run::Run;
 use super::{WIDE, p99_of_writes, rates, ratio_bound};
 
 /// Blocks that a read fetches on average, for the bound of mixed loads.
-const MISSES: f64 = 0.16;
+pub(super) const MISSES: f64 = 0.16;
 /// Layers of L0 that everything offloaded keeps at most.
 const LAYERS: f64 = 4.0;
 

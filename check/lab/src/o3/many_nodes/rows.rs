@@ -7,7 +7,7 @@ use super::super::bounds::{
 };
 use super::super::flags::O3Flags;
 use super::super::plan::Group;
-use super::super::rows::{Row, times};
+use super::super::rows::{Row, rounded, times};
 use super::cluster::{Cluster, Outcome};
 use super::load::{Bursts, Load, Memory, Setting};
 use crate::claim::Target;
@@ -121,11 +121,6 @@ impl ModelRow {
         // The model runs once, so that the page shows no number of runs.
         Row::new(Group::Nodes, page::Row { runs: None, ..sides.judge(self.goal, row) })
     }
-}
-
-/// A ratio with the digits that tables show.
-fn rounded(ratio: f64) -> f64 {
-    (ratio * 100.0).round() / 100.0
 }
 
 impl Runs {

@@ -318,6 +318,8 @@ pub(super) enum Load {
     Fill(Value),
     /// Random writes that 96 memtables hold, and then a flush.
     Burst(Value),
+    /// Random writes of small values that fill this number of memtables, and then a flush.
+    ShortBurst(u32),
     /// Random writes at 0.9 of the rate of `off_classic`.
     Paced(Value),
     Read(Keys, Before),
@@ -342,6 +344,7 @@ impl Load {
         match self {
             Self::Fill(value) => format!("fillrandom, {}", value.name()),
             Self::Burst(value) => format!("burst, {}", value.name()),
+            Self::ShortBurst(memtables) => format!("burst of {memtables} memtables"),
             Self::Paced(value) => format!("offered load, {}", value.name()),
             Self::Read(keys, Before::Settled) => format!("readrandom, {}", keys.name()),
             Self::Read(keys, Before::Unsettled) => {
@@ -452,6 +455,9 @@ impl Cell {
 
 /// Numbers of memtables at the memory node in Table 1.
 pub(super) const STALL_MEMTABLES: [u32; 5] = [2, 4, 8, 16, 32];
+/// Bursts of Figure 12, by the number of their memtables. The last one has 90.
+pub(super) const FLUSHED: [Load; 3] =
+    [Load::ShortBurst(10), Load::ShortBurst(30), Load::Burst(Value::Small)];
 /// Numbers of memtables at the memory node in Figure 14.
 pub(super) const MEMTABLES: [u32; 6] = [2, 6, 14, 30, 62, 94];
 /// Local memtables of ten in Figure 14.
@@ -539,7 +545,7 @@ pub(super) const fn takeover(left: LeftShards) -> Cell {
 
 /// The cells of a group, in the order of its runs.
 fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
-    use Mode::{All, AllBurst, AllSecondBurst, CompactionsClassic, Off, OffClassic};
+    use Mode::{All, AllBurst, AllSecondBurst, CompactionsClassic, DmNaive, Off, OffClassic};
     let by_value = |modes: &[Mode], load: fn(Value) -> Load| -> Vec<Cell> {
         let links = flags.links().flat_map(|link| flags.values().map(move |value| (link, value)));
         links.flat_map(|(link, value)| each(modes, link, load(value))).collect()
@@ -551,7 +557,13 @@ fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
             flags.links().flat_map(of).collect()
         }
         Group::Flush => {
-            each(&[OffClassic, AllBurst, AllSecondBurst], WIDE, Load::Burst(Value::Small))
+            let second = Cell::new(AllSecondBurst, WIDE, FLUSHED[FLUSHED.len() - 1]);
+            let of = |load| {
+                let naive =
+                    Cell::new(DmNaive, WIDE, load).with_remote(AllBurst.spec().remote_memtables);
+                [Cell::new(OffClassic, WIDE, load), naive, Cell::new(AllBurst, WIDE, load)]
+            };
+            FLUSHED.into_iter().flat_map(of).chain([second]).collect()
         }
         Group::Latency => {
             let paced = each(&[OffClassic, Off, All], WIDE, Load::Paced(Value::Small));

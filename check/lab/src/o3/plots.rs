@@ -3,12 +3,12 @@
 use super::bounds::{Factors, SCALE, StorageLink, cluster};
 use super::modes::Mode;
 use super::plan::{
-    CACHE_BYTES, Cell, DATABASES, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad, STALL_MEMTABLES,
-    SeveralKind, Share, Value, cached_reads, several,
+    CACHE_BYTES, Cell, DATABASES, FLUSHED, Keys, LOCAL_OF_TEN, Load, MEMTABLES, RespLoad,
+    STALL_MEMTABLES, SeveralKind, Share, Value, cached_reads, several,
 };
 use super::rows::Facts;
 use super::run::Run;
-use super::words::SEVERAL_VALUE;
+use super::words::{BURST_MEMTABLES, SEVERAL_VALUE};
 use crate::plot::{Bars, Chart};
 
 const WIDE: StorageLink = StorageLink::TwoAndAHalf;
@@ -42,6 +42,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<(String, String)> {
         ("resp.svg", bars(facts, "A Redis server, 2.5G", WIDE, &resp)),
         ("stability.svg", stability(facts)),
         ("stalls.svg", stalls(facts)),
+        ("flushes.svg", flushes(facts)),
         ("memtables.svg", memtables(facts)),
         ("local-share.svg", local_share(facts)),
         ("offset-cache.svg", offset_cache(facts)),
@@ -110,6 +111,36 @@ fn stalls(facts: &Facts<'_>) -> Option<String> {
     let points = curve(facts, cells.into_iter(), stops)?;
     let chart = Chart::new("Stops of writers", "memtables at the memory node", "stops");
     Some(chart.x_doubling().line(Mode::DmNaive.name(), &points).svg())
+}
+
+/// Flush throughput by the number of memtables, as in Figure 12.
+fn flushes(facts: &Facts<'_>) -> Option<String> {
+    let mut chart = Chart::new("Flushes after a burst", "memtables of the burst", "MB/s");
+    let mut has_lines = false;
+    for mode in [Mode::OffClassic, Mode::DmNaive, Mode::AllBurst] {
+        let cells = FLUSHED.map(|load| {
+            let cell = Cell::new(mode, WIDE, load);
+            let remote = Mode::AllBurst.spec().remote_memtables;
+            let cell = if mode == Mode::DmNaive { cell.with_remote(remote) } else { cell };
+            (memtables_of(load, facts), cell)
+        });
+        let rate = |run: &Run| {
+            let flushes = run.timeline.as_ref()?.flushes_after;
+            (flushes.span_s > 0.0).then(|| flushes.bytes as f64 / 1e6 / flushes.span_s)
+        };
+        if let Some(points) = curve(facts, cells.into_iter(), rate) {
+            has_lines = true;
+            chart = chart.line(mode.name(), &points);
+        }
+    }
+    has_lines.then(|| chart.svg())
+}
+
+/// Number of memtables of a burst.
+fn memtables_of(load: Load, facts: &Facts<'_>) -> f64 {
+    let most = facts.flags.memtables();
+    let count = if let Load::ShortBurst(count) = load { u64::from(count) } else { BURST_MEMTABLES };
+    count.min(most) as f64
 }
 
 fn memtables(facts: &Facts<'_>) -> Option<String> {

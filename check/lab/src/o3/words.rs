@@ -20,7 +20,7 @@ const BLOOM_BITS: u64 = 10;
 /// The block cache holds one part in this many of the records.
 const CACHE_SHARE: u64 = 8;
 /// Memtables of a burst: fewer than 96, so that the last ones find room as well.
-const BURST_MEMTABLES: u64 = 90;
+pub(super) const BURST_MEMTABLES: u64 = 90;
 /// Memtables that delegated reads choose from.
 pub(super) const DELEGATED_MEMTABLES: u64 = 4;
 /// Memtables of records in the log of a take-over, as bytes of keys and values. Their shards rest,
@@ -94,6 +94,7 @@ impl Case<'_> {
                 memtables(self.flags.memtables())
             }
             Load::Burst(_) => memtables(BURST_MEMTABLES.min(self.flags.memtables())),
+            Load::ShortBurst(count) => memtables(u64::from(count).min(self.flags.memtables())),
             Load::Delegated(_) => memtables(DELEGATED_MEMTABLES),
             Load::Takeover(_) => memtables(TAKEOVER_MEMTABLES),
             _ => self.flags.read_bytes(),
@@ -103,7 +104,7 @@ impl Case<'_> {
 
     fn threads(&self) -> u64 {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => 1,
+            Load::Fill(_) | Load::Burst(_) | Load::ShortBurst(_) | Load::Paced(_) => 1,
             Load::Takeover(_) | Load::Several(Several { kind: SeveralKind::Writes, .. }) => 1,
             Load::Range(_) => RANGE_THREADS,
             Load::Delegated(_) => DELEGATED_THREADS,
@@ -115,7 +116,7 @@ impl Case<'_> {
     /// The benchmark whose result counts.
     pub(super) fn benchmark(&self) -> &'static str {
         match self.cell.load {
-            Load::Fill(_) | Load::Burst(_) | Load::Paced(_) => "fillrandom",
+            Load::Fill(_) | Load::Burst(_) | Load::ShortBurst(_) | Load::Paced(_) => "fillrandom",
             Load::Several(Several { kind: SeveralKind::Writes, .. }) => "fillrandom",
             Load::Read(..) | Load::Cached(_) | Load::Delegated(_) => "ycsbc",
             Load::Mixed(_) | Load::Several(_) => "readrandomwriterandom",
@@ -130,7 +131,7 @@ impl Case<'_> {
         let main = self.benchmark();
         match self.cell.load {
             Load::Fill(_) => format!("{main},flush,waitforcompaction"),
-            Load::Burst(_) => format!("{main},flush"),
+            Load::Burst(_) | Load::ShortBurst(_) => format!("{main},flush"),
             Load::Paced(_) | Load::Several(_) => main.to_owned(),
             // The first reads warm the block cache.
             Load::Read(_, Before::Unsettled) => format!("ycsbload,{main}"),
@@ -274,7 +275,11 @@ impl Case<'_> {
     fn load_words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let mut set = |name: &str, value: u64| words.push(format!("--{name}={value}"));
-        if !matches!(self.cell.load, Load::Fill(_) | Load::Burst(_) | Load::Takeover(_)) {
+        let is_whole = matches!(
+            self.cell.load,
+            Load::Fill(_) | Load::Burst(_) | Load::ShortBurst(_) | Load::Takeover(_)
+        );
+        if !is_whole {
             set("duration", self.flags.seconds());
             set("ops_between_duration_checks", 16);
         }

@@ -6,7 +6,7 @@ use archipelago_bench::harness::store::MovedBytes;
 use super::super::bounds::{Factors, SCALE, fetch_share, finite_seconds, flush_streams};
 use super::super::modes::Mode;
 use super::super::plan::{
-    AMPLIFIED_LOADS, Cell, Group, LINK_LOADS, LOCAL_OF_TEN, Load, MEMTABLES, STABLE_LOADS,
+    AMPLIFIED_LOADS, Cell, FLUSHED, Group, LINK_LOADS, LOCAL_OF_TEN, Load, MEMTABLES, STABLE_LOADS,
     STALL_MEMTABLES, Value,
 };
 use super::super::rows::{Claim, Facts, rounded, times};
@@ -40,7 +40,8 @@ pub(super) fn flush() -> Vec<Claim> {
         Some(flush_rate(facts, run)? / stream)
     };
     let bound = |nodes: f64| flush_streams(nodes, &Factors::FIXED);
-    vec![
+    let mut claims = flushes_by_number();
+    claims.extend([
         Claim::new(Group::Flush, of(Mode::AllBurst), "flush throughput in streams", streams)
             .not_below(8.0)
             .bound(format!(
@@ -58,7 +59,28 @@ pub(super) fn flush() -> Vec<Claim> {
             .at_least(rounded(LINEAR_SHARE * bound(2.0) / bound(1.0)))
             .bound(times(bound(2.0) / bound(1.0)))
             .paper("almost linear"),
-    ]
+    ]);
+    claims
+}
+
+/// Flushes by the number of memtables, as in Figure 12.
+fn flushes_by_number() -> Vec<Claim> {
+    let [few, .., many] = FLUSHED;
+    let of = |mode, load| Cell::new(mode, WIDE, load);
+    let naive = |load| of(Mode::DmNaive, load).with_remote(Mode::AllBurst.spec().remote_memtables);
+    let row = |own, peer| {
+        Claim::new(Group::Flush, own, "flush throughput", flush_rate)
+            .unit("MB/s")
+            .over(peer, flush_rate)
+    };
+    let mut claims = vec![
+        row(of(Mode::AllBurst, many), of(Mode::AllBurst, few))
+            .bound(times(1.0))
+            .paper("almost linear in the number of memtables"),
+    ];
+    let slower = "slower with more than 10 memtables";
+    claims.extend(FLUSHED.map(|load| row(naive(load), of(Mode::OffClassic, load)).paper(slower)));
+    claims
 }
 
 pub(super) fn stalls() -> Vec<Claim> {

@@ -7,7 +7,7 @@ use archipelago_engine::remote::StoreRoom;
 use archipelago_engine::stats::{Statistics, Ticker};
 
 use super::flow::FlowFigures;
-use super::meter::LookupTimes;
+use super::meter::{LookupTimes, TripKind};
 use super::staying::{NodeLookups, StayFigures};
 
 /// Counters since the open of the database.
@@ -179,8 +179,8 @@ pub struct OwnerFigures {
     pub cache_unread: u64,
     /// Entries that were made for hot keys after the transfer of their shard.
     pub cache_filled: u64,
-    /// Batches of READs at cached offsets that had an outcome. A look-up of one key has a batch of
-    /// one READ.
+    /// Batches of READs at cached offsets of which none was refused. A look-up of one key has a
+    /// batch of one READ.
     pub cache_batches: u64,
     /// Nanoseconds of these batches.
     pub cache_read_ns: u64,
@@ -215,7 +215,8 @@ impl Tally {
     /// The figures, with those of the state.
     pub(super) fn figures(&self, state: &StateFigures) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (known, requests) = (self.times.known.get(), self.times.requests.get());
+        let (known, requests) =
+            (self.times.get(TripKind::Known), self.times.get(TripKind::Request));
         OwnerFigures {
             nodes: state.nodes,
             shards: state.shards,

@@ -12,6 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::metrics::Counters;
+
 use crate::decide::LinkFigures;
 
 /// Largest short operation, in bytes.
@@ -67,35 +69,39 @@ pub(super) struct RoundTrips {
     pub(super) bytes: u64,
 }
 
-/// Sums over round trips of one kind, while they grow.
-#[derive(Debug, Default)]
-pub(super) struct RoundTripSum {
-    count: AtomicU64,
-    ns: AtomicU64,
-    bytes: AtomicU64,
+/// A kind of round trip of look-ups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TripKind {
+    /// A batch of READs of known records, of which none was refused.
+    Known,
+    /// A request that had an answer.
+    Request,
 }
 
-impl RoundTripSum {
-    fn add(&self, bytes: u64, ns: u64) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.ns.fetch_add(ns, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
+/// Kinds of round trips, and figures of each.
+const KINDS: usize = 2;
+const FIGURES: usize = 3;
 
-    /// The sums as of now.
-    pub(super) fn get(&self) -> RoundTrips {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        RoundTrips { count: read(&self.count), ns: read(&self.ns), bytes: read(&self.bytes) }
-    }
-}
-
-/// Round trips of the look-ups of an owner to all nodes, since the open of the database.
+/// Round trips of the look-ups of an owner to all nodes, since the open of the database. The
+/// threads that look keys up do not share cache lines of it, because a READ over shared memory
+/// takes no longer than a few of them.
 #[derive(Debug, Default)]
-pub(super) struct LookupTimes {
-    /// Batches of READs of known records.
-    pub(super) known: RoundTripSum,
-    /// Requests that had an answer.
-    pub(super) requests: RoundTripSum,
+pub(super) struct LookupTimes(Counters<{ KINDS * FIGURES }>);
+
+impl LookupTimes {
+    fn add(&self, kind: TripKind, bytes: u64, ns: u64) {
+        let first = kind as usize * FIGURES;
+        for (at, value) in [1, ns, bytes].into_iter().enumerate() {
+            self.0.add(first + at, value);
+        }
+    }
+
+    /// The sums of a kind as of now.
+    pub(super) fn get(&self, kind: TripKind) -> RoundTrips {
+        let first = kind as usize * FIGURES;
+        let [count, ns, bytes] = [0, 1, 2].map(|at| self.0.get(first + at));
+        RoundTrips { count, ns, bytes }
+    }
 }
 
 /// How the writes of a burst followed each other.
@@ -131,7 +137,7 @@ impl LinkMeter {
 
     /// Records that a batch of READs of known records, of `bytes` together, took `ns` nanoseconds.
     pub(super) fn known_records(&self, bytes: u64, ns: u64) {
-        self.times.known.add(bytes, ns);
+        self.times.add(TripKind::Known, bytes, ns);
         self.read(bytes, ns);
     }
 
@@ -145,7 +151,7 @@ impl LinkMeter {
 
     /// Records that a look-up whose answer has `bytes` took `ns` nanoseconds.
     pub(super) fn request(&self, bytes: u64, ns: u64) {
-        self.times.requests.add(bytes, ns);
+        self.times.add(TripKind::Request, bytes, ns);
         let request_ns = self.request_ns.get();
         match bytes {
             ..=SHORT_BYTES => self.request_ns.add(ns),
@@ -227,8 +233,9 @@ mod tests {
         other.request(20_000, 70_000);
         // A long value is part of a look-up that a request has answered.
         other.read(20_000, 9000);
-        assert_eq!(times.known.get(), RoundTrips { count: 2, ns: 8000, bytes: 200 });
-        assert_eq!(times.requests.get(), RoundTrips { count: 1, ns: 70_000, bytes: 20_000 });
+        let (known, requests) = (times.get(TripKind::Known), times.get(TripKind::Request));
+        assert_eq!(known, RoundTrips { count: 2, ns: 8000, bytes: 200 });
+        assert_eq!(requests, RoundTrips { count: 1, ns: 70_000, bytes: 20_000 });
         assert_eq!((one.figures(false).read_ns, other.figures(false).read_ns), (3000, 5000));
     }
 

@@ -145,8 +145,8 @@ tickers! {
     AwayBytesSent = "away.bytes.sent",
     /// Bytes of memory that stayed for sent shards: filters, tombstones, samples and places.
     AwayKeptBytes = "away.kept.bytes",
-    /// Nanoseconds that these sends took, each from the making of its image until the node had
-    /// registered it. Sends run in parallel with writes and flushes.
+    /// Nanoseconds that these sends took, each from the making of its image until this process had
+    /// registered the shard as sent. Sends run in parallel with writes and flushes.
     AwaySendNs = "away.send.ns",
     /// Sends that failed because no memory node had room.
     AwaySendsRefused = "away.sends.refused",
@@ -161,7 +161,7 @@ tickers! {
     AwayShardsFetched = "away.shards.fetched",
     /// Bytes of the images of fetched shards.
     AwayBytesFetched = "away.bytes.fetched",
-    /// Nanoseconds that these fetches took.
+    /// Nanoseconds that these fetches took, for flushes and for readers alike.
     AwayFetchNs = "away.fetch.ns",
     /// Flushes that were put off because a memory node did not give a shard.
     AwayFlushesPutOff = "away.flushes.put.off",
@@ -180,7 +180,7 @@ tickers! {
     /// Look-ups at memory nodes that no filter had excluded and that found nothing.
     AwayLookupsEmpty = "away.lookups.empty",
     /// Timed look-ups that a sealed memtable in memory answered. In a database with memory nodes
-    /// one look-up in 64 is timed.
+    /// the look-ups of one key in 64 are timed, except for those of several keys at a time.
     AwayTimedHere = "away.timed.here",
     /// Nanoseconds of these look-ups.
     AwayTimedHereNs = "away.timed.here.ns",

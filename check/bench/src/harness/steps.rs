@@ -26,7 +26,8 @@ pub struct StepFigures {
     pub send_s: f64,
     /// Bytes of memory for the parts of sent shards that stayed here.
     pub kept_bytes: u64,
-    /// Seconds of fetches of shards for flushes in this process.
+    /// Seconds of fetches of shards by this process, for its flushes, and for readers that still
+    /// need a shard after its flush.
     pub fetch_s: f64,
     /// Number of timed look-ups that a sealed memtable in memory answered.
     pub here: u64,

@@ -36,7 +36,8 @@ metrics! {
     /// Number of look-ups of memory nodes that found nothing, because a filter was wrong.
     AWAY_LOOKUPS_EMPTY: Counter "archipelago_engine_away_lookups_empty" [];
     /// Number of timed look-ups that a sealed memtable answered, by its `place`: memory (of this
-    /// process) or node. With memory nodes, one look-up in 64 is timed.
+    /// process) or node. With memory nodes, the look-ups of one key in 64 are timed, except for
+    /// those of several keys at a time.
     AWAY_TIMED: Counter "archipelago_engine_away_timed_lookups" ["place"];
     /// Seconds of these look-ups, by `place`.
     AWAY_TIMED_TIME: Counter "archipelago_engine_away_timed_lookup_seconds" ["place"];

@@ -6,9 +6,9 @@
 //!
 //! Thread-safety: any thread may call any method. No locks are taken.
 //! Failure: none.
-//! Cost: a look-up that a sealed memtable answers pays one relaxed addition. With memory nodes one
-//! look-up in 64, chosen by the hash of its key, reads the clock, and once more if a sealed memtable
-//! answers it.
+//! Cost: a look-up that a sealed memtable answers pays one relaxed addition. With memory nodes the
+//! look-ups of one key in 64, chosen by its hash, read the clock, and once more if a sealed
+//! memtable answers. With skewed keys, that may be another share of the look-ups.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Figures from the samples of a run: rates over time, stops, flushes, bytes by level, and peaks of
 //! links. The functions are pure.
 
-use archipelago_bench::harness::samples::{Sample, Series, Window};
+use archipelago_bench::harness::samples::{Job, Sample, Series, Window};
 use archipelago_bench::harness::store::MovedBytes;
 use serde::Serialize;
 
@@ -35,6 +35,7 @@ pub(super) struct Links {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Flushes {
     pub(super) count: u64,
+    /// Bytes that they wrote. Flushes that had begun before have a part of them, by their time.
     pub(super) bytes: u64,
     /// Time of all flushes together.
     pub(super) seconds: f64,
@@ -81,7 +82,7 @@ impl Timeline {
             let last = ended(from_s).map(|job| job.end_s).fold(f64::NEG_INFINITY, f64::max);
             Flushes {
                 count: ended(from_s).count() as u64,
-                bytes: ended(from_s).map(|job| job.bytes_written).sum(),
+                bytes: ended(from_s).map(|job| bytes_after(job, from_s)).sum(),
                 seconds: ended(from_s).map(|job| job.end_s - job.start_s).sum(),
                 span_s: (last - first.max(from_s)).max(0.0),
             }
@@ -108,6 +109,14 @@ impl Timeline {
         let squares = self.per_second.iter().map(|ops| (ops - mean).powi(2)).sum::<f64>();
         (mean > 0.0).then(|| (squares / count).sqrt() / mean)
     }
+}
+
+/// Bytes that a job wrote after `from_s`, if it wrote at one speed. A short burst ends while
+/// flushes run. Their whole bytes over the rest of their time would be a rate that no stream has.
+fn bytes_after(job: &Job, from_s: f64) -> u64 {
+    let length_s = (job.end_s - job.start_s).max(1e-9);
+    let part = ((job.end_s - from_s) / length_s).clamp(0.0, 1.0);
+    (job.bytes_written as f64 * part) as u64
 }
 
 /// Operations until `t_s`, between two samples by their line.
@@ -187,7 +196,7 @@ fn links(samples: &[&Sample], roles: &[RoleSample]) -> Links {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_bench::harness::samples::{Job, Stalls};
+    use archipelago_bench::harness::samples::Stalls;
 
     use super::*;
 
@@ -245,7 +254,9 @@ mod tests {
         assert_eq!(timeline.second_half, Some(300.0));
         let Flushes { count, bytes, seconds, span_s } = timeline.flushes;
         assert_eq!((count, bytes, seconds, span_s), (2, 30, 2.5, 3.0));
-        assert_eq!((timeline.flushes_after.count, timeline.flushes_after.span_s), (1, 1.0));
+        // The benchmark ended after a third of the second flush, which wrote 20 bytes.
+        let Flushes { count, bytes, span_s, .. } = timeline.flushes_after;
+        assert_eq!((count, bytes, span_s), (1, 13, 1.0));
         assert_eq!(timeline.written_by_level, [7, 9]);
         let owner = timeline.links.owner_to_storage;
         assert_eq!((owner.peak, owner.mean), (8.0, 2.5));

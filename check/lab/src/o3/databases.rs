@@ -35,7 +35,7 @@ pub(super) struct DatabaseFigures {
     pub(super) second_half: Option<f64>,
     /// Times that writers were stopped.
     pub(super) stops: u64,
-    /// Share of the time in which the writer was stalled.
+    /// Share of the time of all threads of the benchmark in which they were stalled.
     pub(super) stalled: f64,
 }
 
@@ -48,15 +48,15 @@ pub(super) struct DatabasesFigures {
 }
 
 impl DatabasesFigures {
-    /// The figures of owners, and of samples of their nodes.
-    pub(super) fn of(owners: &[OwnerResult], samples: &[RoleSample]) -> Self {
+    /// The figures of owners with `threads` threads each, and of samples of their nodes.
+    pub(super) fn of(owners: &[OwnerResult], samples: &[RoleSample], threads: u64) -> Self {
         let figures = |owner: &OwnerResult| {
             let seconds = owner.result.seconds.max(1e-9);
             DatabaseFigures {
                 rate: owner.result.ops as f64 / seconds,
                 second_half: owner.timeline.as_ref().and_then(|timeline| timeline.second_half),
                 stops: owner.timeline.as_ref().map_or(0, |timeline| timeline.stops),
-                stalled: owner.result.stall_seconds.total() / seconds,
+                stalled: owner.result.stall_seconds.total() / (seconds * threads as f64),
             }
         };
         let held = |sample: &RoleSample| {

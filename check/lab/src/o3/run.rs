@@ -269,7 +269,7 @@ impl Stage<'_> {
         for (name, count) in ended.iter().flat_map(|owner| &owner.result.offload) {
             *offload.entry(name.clone()).or_default() += count;
         }
-        let several = Some(DatabasesFigures::of(&ended, &samples));
+        let several = Some(DatabasesFigures::of(&ended, &samples, self.case.threads()));
         Ok(Run { several, offload, ..self.empty() })
     }
 

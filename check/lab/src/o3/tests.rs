@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use archipelago_bench::harness::samples::Stalls;
 use archipelago_bench::harness::steps::StepFigures;
 
-use super::databases::{DatabaseFigures, DatabasesFigures};
+use super::databases::{DatabaseFigures, DatabasesFigures, OwnerResult};
 use super::plan::{Group, Keys, LeftShards, SeveralKind, Staying, Value};
 use super::takeover::TakeoverFigures;
 use super::timeline::Timeline;
@@ -497,6 +497,16 @@ fn several_databases_are_compared_with_one_and_with_more_memory_nodes() {
     let shown = report::Shown { rows: &[], unmeasured: &[], model: &model };
     let text = report::sections(&facts, &shown)[0].text(page::Style::Markdown);
     assert!(text.contains("| fillrandom of 3 databases, 3 memory nodes"), "{text}");
+}
+
+#[test]
+fn stalls_of_a_database_are_shares_of_the_time_of_its_threads() {
+    let stall_seconds = Stalls { memtables: 20.0, ..Stalls::default() };
+    let result = ResultEntry { stall_seconds, ..result(1000) };
+    let owner = OwnerResult { result, timeline: None };
+    // Four threads have waited for 20 of their 40 seconds.
+    let several = DatabasesFigures::of(&[owner], &[], 4);
+    assert_eq!(several.databases[0].stalled, 0.5);
 }
 
 #[test]

@@ -44,8 +44,8 @@ const CACHED_THREADS: u64 = 2;
 const CACHED_SHARE: u64 = 2;
 /// Benchmark that writes the records in the log of a take-over.
 pub(super) const LAST_WRITES: &str = "ycsbput";
-/// Values of several databases. Records of 80 bytes would need more than the processors of the
-/// machine.
+/// Values of several databases. At the same bytes, records of 80 bytes would be thirteen times as
+/// many, so the processors could be the limit.
 pub(super) const SEVERAL_VALUE: Value = Value::Large;
 /// Difference of the seeds of two databases of a run.
 const SEED_STEP: u64 = 100;
@@ -102,7 +102,8 @@ impl Case<'_> {
         (bytes / self.value().record_bytes()).max(1)
     }
 
-    fn threads(&self) -> u64 {
+    /// Threads of the benchmark, without one that writes while others read.
+    pub(super) fn threads(&self) -> u64 {
         match self.cell.load {
             Load::Fill(_) | Load::Burst(_) | Load::ShortBurst(_) | Load::Paced(_) => 1,
             Load::Takeover(_) | Load::Several(Several { kind: SeveralKind::Writes, .. }) => 1,

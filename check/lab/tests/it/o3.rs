@@ -192,13 +192,20 @@ fn settings_and_take_overs_are_compared_over_memory_nodes() {
 fn reads_are_timed_by_their_way() {
     let (report, _, _) = report(&["--only=times", "--cells=3"]);
     let away = "reads of memtables, uniform, 2.5G, all, RD+LC, shm";
-    let read_us = measured(&report, &format!("READ at a cached offset, {away}"));
-    let request_us = measured(&report, &format!("request with a search at the node, {away}"));
-    let both_us = measured(&report, &format!("look-up that a node answers, {away}"));
-    assert!(read_us < request_us, "shared memory: {read_us} and {request_us} µs");
-    assert!(both_us > read_us, "filters take time as well: {both_us} and {read_us} µs");
+    let node = ["request with a search at the node", "look-up that a node answers"];
+    for name in ["READ at a cached offset"].into_iter().chain(node) {
+        measured(&report, &format!("{name}, {away}"));
+    }
     let here = "reads of memtables, uniform, 2.5G, all, 16 local memtables";
     measured(&report, &format!("look-up in a sealed memtable here, {here}"));
+    // A busy machine may change the order of the times, but not the number of round trips.
+    let run = run(&report, "all_cache");
+    let count =
+        |name: &str| run["offload"][format!("offload_shards_{name}")].as_u64().expect("a number");
+    assert!((1..=count("cache_reads")).contains(&count("cache_batches")), "one key each: {run}");
+    let unknown = ["misses", "passed", "mismatches", "unread"];
+    let asked: u64 = unknown.iter().map(|why| count(&format!("cache_{why}"))).sum();
+    assert!(count("requests") >= asked.max(1), "one key each: {run}");
 }
 
 #[test]

@@ -107,15 +107,10 @@ pub(super) fn takeover() -> Vec<Claim> {
             .over(replayed, seconds)
             .at_most(0.5)
             .bound(format!("replay: {least:.1} s for its tables over the link")),
-        Claim::new(
-            Group::Takeover,
-            kept,
-            "time until the next owner has read a key, alone",
-            seconds,
-        )
-        .unit("s")
-        .within(TAKEOVER_S)
-        .bound("none: no lease on one host".to_owned()),
+        Claim::new(Group::Takeover, kept, "time until the next owner has read a key", seconds)
+            .unit("s")
+            .within(TAKEOVER_S)
+            .bound("none: no lease on one host".to_owned()),
         Claim::new(Group::Takeover, kept, "keys and values that the next owner replays", bytes)
             .unit("MiB")
             .over(replayed, bytes)

@@ -90,7 +90,9 @@ impl Run {
 
     /// Median of the latency of a kind of operation, in microseconds.
     pub(super) fn p50_us(&self, kind: &str) -> Option<f64> {
-        Some(self.result.as_ref()?.latency.get(kind)?.p50_ns as f64 / 1e3)
+        // An older program writes no median.
+        let p50_ns = Some(self.result.as_ref()?.latency.get(kind)?.p50_ns).filter(|ns| *ns > 0)?;
+        Some(p50_ns as f64 / 1e3)
     }
 
     /// 99th percentile of the latency of a kind of operation, in microseconds.

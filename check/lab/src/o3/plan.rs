@@ -611,7 +611,7 @@ fn cells_of_breakdown(group: Group) -> Vec<Cell> {
         Group::Amplification => {
             AMPLIFIED_LOADS.map(|load| each(&[OffClassic, Off, All], WIDE, load)).concat()
         }
-        Group::Phases => each(&[Off, DmNaive, DmShard, All], WIDE, SMALL),
+        Group::Phases => each(&[OffClassic, Off, DmNaive, DmShard, All], WIDE, SMALL),
         Group::Delegation => {
             let loads = [true, false].into_iter().flat_map(|shm| Keys::ALL.map(|keys| (shm, keys)));
             let of = |(shm, keys)| {

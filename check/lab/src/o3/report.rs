@@ -228,7 +228,7 @@ fn flush_steps(facts: &Facts<'_>) -> Grid {
         "install, ms/MiB",
         "transfers in parallel, ms/MiB",
     ]);
-    for mode in [Mode::Off, Mode::DmNaive, Mode::DmShard, Mode::All] {
+    for mode in [Mode::OffClassic, Mode::Off, Mode::DmNaive, Mode::DmShard, Mode::All] {
         let cell = small(mode);
         let per_mib = |step: fn(&FlushSteps) -> f64| {
             let figure = |run: &Run| {

@@ -17,8 +17,9 @@
 //! Thread-safety: one thread runs a job. Failure: a damaged record is `Corrupt` and names file and
 //! offset; nothing else of the file is affected.
 //! Cost: one read of each input's keys, unless the owner read them in this process; one
-//! `read_many` for each step of an input; one write of the heir. Memory: the keys of all inputs and
-//! the windows of one step, both charged to `MemoryClass::Job`.
+//! `read_many` for each step of an input, so one per input if the memory of the steps has room for
+//! all windows; one write of the heir. Memory: the keys of all inputs and the windows of one step,
+//! both charged to `MemoryClass::Job`.
 
 use std::cmp::Ordering;
 use std::path::PathBuf;
@@ -44,6 +45,7 @@ const STEP_BYTES_MAX: u64 = 4 << 20;
 /// Smallest number of window bytes that one step reads of one input, if the input has as many.
 const STEP_BYTES_MIN: u64 = 256 << 10;
 /// Window bytes that the inputs of a job hold together, unless the minimum of each exceeds it.
+/// Inputs with few window bytes leave their part to the others ([`step_bytes_max`]).
 const STEPS_BYTES: u64 = 8 << 20;
 
 /// Which records of an input are valid.
@@ -157,7 +159,8 @@ fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     spec.validate()?;
     let mut figures = GcFigures::default();
     let mut sources = open_sources(spec, context, &mut figures)?;
-    let mut heir = Heir::create(spec, context)?;
+    let step_bytes = sources.iter().map(Source::step_bytes).sum();
+    let mut heir = Heir::create(spec, step_bytes, context)?;
     let copying_ns = context.clock.now_ns();
     let mut records = 0;
     while let Some(at) = least(&sources) {
@@ -208,6 +211,11 @@ impl Source {
 
     fn is_done(&self) -> bool {
         self.record >= self.keys.len()
+    }
+
+    /// Largest number of window bytes that a step holds. A larger single record exceeds it.
+    fn step_bytes(&self) -> u64 {
+        window_bytes(&self.windows).min(self.step_bytes_max)
     }
 
     /// The bytes of the value record at `record`, which a step has read.
@@ -279,13 +287,38 @@ fn least(sources: &[Source]) -> Option<usize> {
     open.min_by(|(_, one), (_, other)| order(one, other)).map(|(at, _)| at)
 }
 
-/// Limit on the window bytes that one step reads of each of `inputs` inputs. A larger single record
-/// exceeds it, so a limit of one byte makes each record a window and a step of its own.
-fn step_bytes_max(inputs: usize) -> u64 {
+/// Bytes of all windows of an input.
+fn window_bytes(windows: &[ReadWindow]) -> u64 {
+    windows.iter().map(|window| window.bytes).sum()
+}
+
+/// Limit on the bytes of a window of `inputs` inputs: an even part of what all steps may hold. A
+/// larger single record exceeds it, so a limit of one byte makes each record a window of its own.
+fn window_bytes_max(inputs: usize) -> u64 {
     if super::BY_KEY {
         return 1;
     }
     (STEPS_BYTES / inputs.max(1) as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
+}
+
+/// Limit on the window bytes that one step reads of an input, for inputs with these window bytes.
+/// An input below the limit is read with one call, and the others share what it leaves. The limit
+/// is never below [`window_bytes_max`], because a window is a part of a step.
+fn step_bytes_max(inputs: &[u64]) -> u64 {
+    if super::BY_KEY {
+        return window_bytes_max(inputs.len());
+    }
+    let mut ascending = inputs.to_vec();
+    ascending.sort_unstable();
+    let mut room = STEPS_BYTES;
+    for (at, &bytes) in ascending.iter().enumerate() {
+        let even = room / (ascending.len() - at) as u64;
+        if bytes > even {
+            return even.clamp(STEP_BYTES_MIN, STEP_BYTES_MAX);
+        }
+        room -= bytes;
+    }
+    STEP_BYTES_MAX
 }
 
 /// An open input and its keys.
@@ -303,23 +336,28 @@ fn open_sources(
     figures: &mut GcFigures,
 ) -> Result<Vec<Source>> {
     let started_ns = context.clock.now_ns();
-    let step_bytes_max = step_bytes_max(spec.inputs.len());
-    // A window is a part of a step.
-    let window_bytes_max = spec.readahead.window_bytes_max.min(step_bytes_max);
-    let readahead = ReadaheadLimits { window_bytes_max, ..spec.readahead };
     let inputs = open_inputs(spec, context, figures)?;
     figures.key_read_ns += context.clock.now_ns().saturating_sub(started_ns);
     let started_ns = context.clock.now_ns();
     let valid = valid_records(spec, &inputs, context)?;
     figures.lookup_ns += context.clock.now_ns().saturating_sub(started_ns);
-    let mut sources = Vec::with_capacity(inputs.len());
-    for (OpenInput { table, keys, held }, valid) in inputs.into_iter().zip(valid) {
-        let spans = (0..keys.len()).map(|record| {
-            let handle = keys.handle(record);
+    let window_bytes_max = spec.readahead.window_bytes_max.min(window_bytes_max(inputs.len()));
+    let readahead = ReadaheadLimits { window_bytes_max, ..spec.readahead };
+    let windows_of = |(input, valid): (&OpenInput, &ValidBits)| {
+        let spans = (0..input.keys.len()).map(|record| {
+            let handle = input.keys.handle(record);
             let is_valid = valid.is_valid(record);
             ValueSpan { offset: handle.offset, bytes: handle.record_bytes(), is_valid }
         });
-        let windows = read_windows(spans, &readahead);
+        read_windows(spans, &readahead)
+    };
+    let windows: Vec<Vec<ReadWindow>> = inputs.iter().zip(&valid).map(windows_of).collect();
+    let lengths: Vec<u64> = windows.iter().map(|windows| window_bytes(windows)).collect();
+    let step_bytes_max = step_bytes_max(&lengths);
+    let mut sources = Vec::with_capacity(inputs.len());
+    for ((OpenInput { table, keys, held }, valid), windows) in
+        inputs.into_iter().zip(valid).zip(windows)
+    {
         let mut source = Source {
             table,
             keys,
@@ -421,18 +459,17 @@ struct Heir<'a> {
 }
 
 impl<'a> Heir<'a> {
-    fn create(spec: &GcSpec, context: &'a JobContext<'a>) -> Result<Self> {
+    /// Creates the file. The steps of all inputs hold `step_bytes` bytes.
+    fn create(spec: &GcSpec, step_bytes: u64, context: &'a JobContext<'a>) -> Result<Self> {
         let no = spec.heir();
         let path = spec.output.dir.join(value_file_name(no));
         let file = context.fs.create(&path, spec.io(), creation(&spec.output))?;
-        let steps = step_bytes_max(spec.inputs.len());
-        let held = steps.saturating_mul(spec.inputs.len() as u64);
         let mut heir = Self {
             builder: None,
             path,
             context,
             is_whole: false,
-            _held: context.budget.hold(MemoryClass::Job, held),
+            _held: context.budget.hold(MemoryClass::Job, step_bytes),
         };
         let file = Box::new(MeteredWrite::new(file, IoPurpose::Gc, context));
         let options = spec.output.table_options(CfId(spec.cf));
@@ -487,6 +524,64 @@ impl Drop for Heir<'_> {
             && let Err(error) = self.context.fs.remove(&self.path)
         {
             tracing::warn!(%error, "cannot remove the output of a failed garbage collection");
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "gc-by-key")))]
+mod tests {
+    use archipelago_base::random::Rng;
+
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    /// Number of calls that read the values of inputs with these window bytes, if windows fill
+    /// their steps.
+    fn calls(inputs: &[u64]) -> u64 {
+        let most = step_bytes_max(inputs);
+        inputs.iter().map(|bytes| bytes.div_ceil(most)).sum()
+    }
+
+    /// Bytes that the steps of these inputs hold together.
+    fn held_bytes(inputs: &[u64]) -> u64 {
+        let most = step_bytes_max(inputs);
+        inputs.iter().map(|bytes| most.min(*bytes)).sum()
+    }
+
+    #[test]
+    fn inputs_that_fit_together_take_one_call_each() {
+        // An heir of an earlier job, and files of flushes.
+        let inputs = [3 * MIB, 800 * KIB, 800 * KIB, 800 * KIB, 800 * KIB, 800 * KIB];
+        assert_eq!((calls(&inputs), held_bytes(&inputs)), (6, 7072 * KIB));
+        assert_eq!(calls(&[MIB; 8]), 8);
+        assert_eq!(calls(&[4 * MIB, 4 * MIB]), 2);
+    }
+
+    #[test]
+    fn inputs_that_do_not_fit_share_the_room_evenly() {
+        assert_eq!(step_bytes_max(&[64 * MIB, 64 * MIB]), 4 * MIB);
+        assert_eq!(step_bytes_max(&[64 * MIB; 4]), 2 * MIB);
+        // Two inputs leave 7 MiB to the others.
+        assert_eq!(step_bytes_max(&[64 * MIB, 512 * KIB, 64 * MIB, 512 * KIB]), 3584 * KIB);
+        assert_eq!(step_bytes_max(&[64 * MIB; 256]), STEP_BYTES_MIN);
+        assert_eq!(step_bytes_max(&[64 * MIB]), STEP_BYTES_MAX);
+        assert_eq!(step_bytes_max(&[]), STEP_BYTES_MAX);
+    }
+
+    #[test]
+    fn steps_hold_no_more_than_even_parts_would() {
+        let mut rng = Rng::with_seed(5);
+        for _ in 0..2000 {
+            let bytes_max = [64 * KIB, MIB, 16 * MIB][rng.usize(0..3)];
+            let inputs: Vec<u64> = (0..rng.usize(1..40)).map(|_| rng.u64(0..bytes_max)).collect();
+            let even = window_bytes_max(inputs.len());
+            let held_max = STEPS_BYTES.max(inputs.len() as u64 * STEP_BYTES_MIN);
+            assert!(step_bytes_max(&inputs) >= even, "a window is a part of a step: {inputs:?}");
+            assert!(held_bytes(&inputs) <= held_max, "{inputs:?}");
+            let evenly: u64 = inputs.iter().map(|bytes| bytes.div_ceil(even)).sum();
+            assert!(calls(&inputs) <= evenly, "{inputs:?}");
         }
     }
 }

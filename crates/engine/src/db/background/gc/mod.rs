@@ -11,7 +11,9 @@
 //! 3. At the install, an input that has left the version meanwhile is left out of the edit. If none
 //!    remains, the heir is discarded. No file is removed twice.
 //! 4. For each input, the valid records are exactly those that the tables of the version reference.
-//!    References only become fewer afterwards, so the set stays a superset at every later time.
+//!    References only become fewer afterwards, so the set stays a superset at every later time. If
+//!    as many records are referenced as the input has, they are all of its records, because no two
+//!    tables of a version hold one record.
 //!
 //! Thread-safety: any number of jobs may run. One thread is reserved for them, so that they never
 //! wait behind compactions; idle workers run further ones while too much garbage is exposed.
@@ -19,9 +21,10 @@
 //! database refused runs in this process before it counts as failed. The inputs are left out for a
 //! time that doubles with every failure. If the look-up contradicts the references twice on
 //! one version, the database takes no more writes.
-//! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
-//! family. If it finds nothing, a second one ignores the room on the disk. If that finds nothing
-//! either, the version is not examined again before the pause of a failed file ends.
+//! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. An input without garbage takes no
+//! look-up. A pick is linear in the value files of a family. If it finds nothing, a second one
+//! ignores the room on the disk. If that finds nothing either, the version is not examined again
+//! before the pause of a failed file ends.
 
 pub(crate) mod invalid;
 
@@ -54,6 +57,7 @@ use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::executor::{self, JobKind, JobPlace};
 use crate::file_meta::value_file_name;
+use crate::gc::BY_KEY;
 use crate::gc::job::{GcInput, GcSpec, Validity};
 use crate::gc::lookup::{self, LookupInput, valid_records};
 use crate::gc::pick::{
@@ -467,14 +471,33 @@ impl fmt::Display for ReferenceMismatch {
 
 impl std::error::Error for ReferenceMismatch {}
 
-/// The valid records of the inputs. If the result contradicts the references of the version, the
-/// look-up is made once more. A second contradiction is `Corrupt`.
+/// The valid records of the inputs. An input whose records are all referenced needs no look-up. If
+/// the result contradicts the references of the version, the look-up is made once more. A second
+/// contradiction is `Corrupt`.
 fn look_up(view: &ReadView, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
-    let inputs: Vec<LookupInput<'_>> = task
-        .inputs
+    let values = task.version.values();
+    let is_whole =
+        |input: &LiveValueFile| !BY_KEY && values.refs(input.no).records == input.records;
+    let mut valid: Vec<ValidBits> = keys.iter().map(|keys| ValidBits::all_of(keys.len())).collect();
+    let searched: Vec<usize> =
+        (0..task.inputs.len()).filter(|&at| !is_whole(&task.inputs[at])).collect();
+    for (&at, found) in searched.iter().zip(look_up_some(view, task, keys, &searched)?) {
+        valid[at] = found;
+    }
+    Ok(valid)
+}
+
+/// The valid records of the inputs at the positions `searched`, by a look-up in the tables.
+fn look_up_some(
+    view: &ReadView,
+    task: &GcTask,
+    keys: &[Arc<KeyList>],
+    searched: &[usize],
+) -> Result<Vec<ValidBits>> {
+    let files: Vec<&Arc<LiveValueFile>> = searched.iter().map(|&at| &task.inputs[at]).collect();
+    let inputs: Vec<LookupInput<'_>> = searched
         .iter()
-        .zip(keys)
-        .map(|(input, keys)| LookupInput { no: input.no, keys })
+        .map(|&at| LookupInput { no: task.inputs[at].no, keys: &keys[at] })
         .collect();
     let context = IoContext { class: FileClass::Sst, ..io(task) };
     let options = TableReadOptions { context, ..TableReadOptions::foreground() };
@@ -482,8 +505,7 @@ fn look_up(view: &ReadView, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<
     let mut contradiction = String::new();
     for _ in 0..2 {
         let valid = valid_records(&task.version, view.tables(), &inputs, &options)?;
-        let wrong = task
-            .inputs
+        let wrong = files
             .iter()
             .zip(&valid)
             .find(|(input, valid)| valid.valid_records() != values.refs(input.no).records);

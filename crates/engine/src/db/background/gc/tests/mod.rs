@@ -1,6 +1,8 @@
 //! Garbage collection of a whole database in memory, in manual mode.
 
 mod bound;
+#[cfg(not(feature = "gc-by-key"))]
+mod calls;
 #[cfg(feature = "sabotage")]
 mod canaries;
 mod invalid_tree;

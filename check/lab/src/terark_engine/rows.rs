@@ -24,8 +24,9 @@ const READ_VALID_FACTOR: f64 = 1.25;
 const READ_KEYS_SHARE: f64 = 0.005;
 /// Share of the keys in the bytes of a value file, at least.
 const KEYS_SHARE_MIN: f64 = 0.0025;
-/// Round trips of a collection: one for its keys, one for their look-up and one for the values.
-const COLLECTION_TRIPS_MIN: f64 = 3.0;
+/// Round trips of a collection: one for its keys and one for the values. Files without garbage take
+/// no look-up.
+const COLLECTION_TRIPS_MIN: f64 = 2.0;
 /// Reason for which collection needs more calls than its target says.
 const SMALL_FILES: &str = "Each file costs a call for its keys and one for its values, and a flush \
                            of a memtable of 4 MiB writes files with few records.";

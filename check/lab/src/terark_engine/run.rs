@@ -162,8 +162,16 @@ pub(crate) struct Collection {
     pub(crate) read_share: f64,
     /// Calls that read one range or several, of any file.
     pub(crate) read_calls: f64,
+    /// Those of them that read tables, to look keys up.
+    pub(crate) lookup_calls: f64,
+    /// Bytes that were read of any file.
+    pub(crate) read_bytes: f64,
     /// Seconds of reading keys, looking up and reading values.
     pub(crate) seconds: f64,
+    /// Seconds of reading keys alone.
+    pub(crate) key_s: f64,
+    /// Seconds of looking up alone.
+    pub(crate) lookup_s: f64,
 }
 
 impl Collection {
@@ -171,7 +179,7 @@ impl Collection {
     pub(crate) fn of(result: &ResultEntry) -> Option<Self> {
         let gc = result.gc.filter(|gc| gc.records > 0 && gc.file_bytes > 0)?;
         let reads = || result.io.iter().filter(|entry| entry.purpose == "gc");
-        let values = reads().filter(|entry| entry.class == "value-sst");
+        let of = |class: &'static str| reads().filter(move |entry| entry.class == class);
         let file_bytes = gc.file_bytes as f64;
         Some(Self {
             jobs: gc.jobs as f64,
@@ -180,10 +188,20 @@ impl Collection {
             records: gc.records as f64,
             valid_records: gc.valid_records as f64,
             valid_share: gc.valid_bytes as f64 / file_bytes,
-            read_share: values.map(|entry| entry.read_bytes as f64).sum::<f64>() / file_bytes,
+            read_share: of("value-sst").map(|entry| entry.read_bytes as f64).sum::<f64>()
+                / file_bytes,
             read_calls: reads().map(|entry| entry.read_calls as f64).sum(),
+            lookup_calls: of("sst").map(|entry| entry.read_calls as f64).sum(),
+            read_bytes: reads().map(|entry| entry.read_bytes as f64).sum(),
             seconds: gc.read_s(),
+            key_s: gc.key_read_s,
+            lookup_s: gc.lookup_s,
         })
+    }
+
+    /// Bytes of the valid values.
+    pub(crate) fn valid_bytes(&self) -> f64 {
+        self.valid_share * self.file_bytes
     }
 
     /// Number of read calls per record of the collected files.

@@ -1,5 +1,6 @@
-//! Bounds by arithmetic: bytes on the client's card per user byte, the cost of a mode at the
-//! paper's prices, and the paper's model of redundancy (§4.2.3). The functions are pure.
+//! Bounds by arithmetic: bytes on the client's card per user byte, the times of reads and repairs,
+//! the cost of a mode at the paper's prices, and the paper's model of redundancy (§4.2.3). The
+//! functions are pure.
 //!
 //! A run whose card is the only full resource sends as many user bytes as the card allows. So the
 //! ratio of two sums of bytes per user byte is the highest possible speed-up.
@@ -12,6 +13,8 @@ const LOG_COPIES: f64 = 3.0;
 const REPLICATED: f64 = 3.0;
 /// Bytes of four data and two parity chunks per byte.
 const CODED: f64 = 1.5;
+/// Nodes that have the data chunks of a coded file.
+const DATA_NODES: f64 = 4.0;
 /// Nodes that the repair of a copy uses: a source and a target.
 const COPY_NODES: u64 = 2;
 /// Nodes that the repair of a part of a coded file uses: four sources and a target.
@@ -54,6 +57,31 @@ pub(super) fn sent_separated(
 /// the rest is even over the `nodes`.
 pub(super) fn log_connection_bytes(log: f64, rest: f64, nodes: f64) -> f64 {
     log / LOG_COPIES + rest / nodes
+}
+
+/// Times of reads of coded files, by one caller that makes one call after another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ReadTimes {
+    /// Seconds of a round trip, with the latency of a device.
+    pub(super) trip_s: f64,
+    /// Bytes per second of the client's card.
+    pub(super) card_bytes_per_s: f64,
+    /// Bytes per second of one connection.
+    pub(super) stream_bytes_per_s: f64,
+}
+
+impl ReadTimes {
+    /// Seconds of calls that read `bytes` bytes together, if nothing else uses card and nodes. The
+    /// bytes of a call come from the nodes of one file.
+    pub(super) fn idle_s(self, calls: f64, bytes: f64) -> f64 {
+        let rate = self.card_bytes_per_s.min(DATA_NODES * self.stream_bytes_per_s);
+        calls * self.trip_s + bytes / rate
+    }
+
+    /// Seconds of the same calls, if the card sends `bulk` bytes before each of them.
+    pub(super) fn behind_s(self, calls: f64, bytes: f64, bulk: f64) -> f64 {
+        self.idle_s(calls, bytes) + calls * bulk / self.card_bytes_per_s
+    }
 }
 
 /// Prices of the paper's Table 4 for RocksDB with three replicas, in dollars.
@@ -183,6 +211,16 @@ mod tests {
     fn connection_of_the_log_carries_one_copy_and_its_part_of_the_rest() {
         is_near(log_connection_bytes(3.0, 1.5, 6.0), 1.25, 1e-12);
         is_near(log_connection_bytes(3.0, 0.0, 6.0), 1.0, 1e-12);
+    }
+
+    #[test]
+    fn reads_take_round_trips_and_the_rate_of_their_nodes() {
+        let times = ReadTimes { trip_s: 0.5, card_bytes_per_s: 100.0, stream_bytes_per_s: 20.0 };
+        // Four connections carry 80 bytes a second, which is less than the card does.
+        is_near(times.idle_s(3.0, 160.0), 1.5 + 2.0, 1e-12);
+        is_near(times.behind_s(3.0, 160.0, 50.0), 1.5 + 2.0 + 1.5, 1e-12);
+        let narrow = ReadTimes { card_bytes_per_s: 40.0, ..times };
+        is_near(narrow.idle_s(3.0, 160.0), 1.5 + 4.0, 1e-12);
     }
 
     #[test]

@@ -7,8 +7,11 @@
 //! Only the client has a card. Every message passes it, and a storage node has a card of the same
 //! rate. So the bytes that reach one node in any period never exceed what its own card would move.
 
+use archipelago_env::device::Direction;
+use archipelago_fabric::paced::CardSettings;
 use serde::Serialize;
 
+use super::bounds::ReadTimes;
 use archipelago_bench::harness::store::{DeviceSpec, Result};
 
 /// The device of a storage node at full speed.
@@ -100,6 +103,23 @@ pub(super) fn device_text() -> &'static str {
     STORAGE_NODE
 }
 
+/// Bytes of flushes, compactions and garbage collection that the client's card lets be in flight
+/// together. Requests of garbage collection have the last class among them.
+pub(super) fn bulk_bytes() -> u64 {
+    CardSettings::default().background_in_flight_bytes
+}
+
+/// Times of reads over the network with a card of this width. `None` if nothing is emulated.
+pub(super) fn read_times(card: Card, stretch: f64) -> Option<ReadTimes> {
+    let link = Link::new(card, stretch)?;
+    let latency = device(stretch).ok()?.latency(Direction::Read);
+    Some(ReadTimes {
+        trip_s: link.round_trip_s + latency.as_secs_f64(),
+        card_bytes_per_s: link.card_bytes_per_s,
+        stream_bytes_per_s: link.stream_bytes_per_s,
+    })
+}
+
 /// The device of a storage node with times stretched by `stretch`.
 pub(super) fn device(stretch: f64) -> Result<DeviceSpec> {
     stretched(DeviceSpec::from_toml(STORAGE_NODE)?, stretch)
@@ -137,6 +157,10 @@ mod tests {
         let device = device(25.0).expect("a device");
         assert_eq!((device.write_bytes_per_s as f64 * device.scale) as u64, 250_000_000);
         assert_eq!(device.write_latency_us as f64 / device.scale, 500.0);
+        let times = read_times(Card::Full, 25.0).expect("a network");
+        assert!((times.trip_s - 0.0025).abs() < 1e-9, "{times:?}");
+        assert_eq!(read_times(Card::Absent, 25.0), None);
+        assert_eq!(bulk_bytes(), 4 << 20, "of the card in its default settings");
     }
 
     #[test]

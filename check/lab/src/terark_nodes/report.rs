@@ -4,13 +4,14 @@
 use super::Note;
 use super::bounds::{Latencies, mixed_over_coded, mixed_over_replicated};
 use super::flags::NodesFlags;
-use super::link::{Card, Link};
+use super::link::{Card, Link, read_times};
 use super::modes::{Mode, Workload};
 use super::plan::{Group, Step};
 use super::rows::{Facts, Row};
 use super::run::{Run, repair_terms};
 use super::words::{log_full_bytes, slack_bytes, throttled_bytes_per_s};
 use crate::page::{Grid, Section};
+use crate::terark_engine::run::Collection;
 use archipelago_bench::harness::store::DeviceSpec;
 
 const MIB: f64 = 1_048_576.0;
@@ -29,6 +30,7 @@ pub(super) fn sections(facts: &Facts<'_>, rows: &[Row], notes: &[Note]) -> Vec<S
             rows.iter().filter(|row| row.group == group).map(|row| row.page_row.clone()).collect();
         let grids = match group {
             Group::Insert | Group::Update => vec![arithmetic(facts, group)],
+            Group::Gc => vec![collections(facts)],
             Group::Model => vec![model()],
             _ => Vec::new(),
         };
@@ -102,6 +104,50 @@ fn arithmetic(facts: &Facts<'_>, group: Group) -> Grid {
     grid
 }
 
+/// Calls and times of garbage collection, next to those of an idle card.
+fn collections(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "round",
+        "jobs",
+        "files",
+        "records",
+        "valid share",
+        "calls for keys",
+        "calls for look-ups",
+        "calls for values",
+        "s for keys",
+        "s for look-ups",
+        "s for values",
+        "ms per call",
+        "on an idle card, by arithmetic",
+        "key by key, ms each",
+    ]);
+    let times = read_times(Card::Full, facts.flags.scale);
+    for run in facts.runs {
+        let Some(found) = run.main(Step::ColdUpdate).and_then(Collection::of) else { continue };
+        let ms_per_call = |seconds: f64| 1e3 * seconds / found.read_calls;
+        let idle = times.map(|times| ms_per_call(times.idle_s(found.read_calls, found.read_bytes)));
+        let by_key = run.rate(Step::KeyByKey).map(|rate| 1e3 / rate);
+        grid.push([
+            (run.round + 1).to_string(),
+            format!("{:.0}", found.jobs),
+            format!("{:.0}", found.files),
+            format!("{:.0}", found.records),
+            format!("{:.3}", found.valid_share),
+            format!("{:.0}", found.files),
+            format!("{:.0}", found.lookup_calls),
+            format!("{:.0}", found.read_calls - found.lookup_calls - found.files),
+            format!("{:.1}", found.key_s),
+            format!("{:.1}", found.lookup_s),
+            format!("{:.1}", found.seconds - found.key_s - found.lookup_s),
+            format!("{:.1}", ms_per_call(found.seconds)),
+            number(idle, 1),
+            number(by_key, 1),
+        ]);
+    }
+    grid
+}
+
 /// The table of Figure 7: replicated tables with coded values, over coded tables and values.
 fn model() -> Grid {
     let head = ["α = table bytes over value bytes".to_owned(), "mixed over R3".to_owned()];
@@ -132,7 +178,8 @@ fn validity(facts: &Facts<'_>) -> Option<Section> {
     ]);
     for run in facts.runs {
         for step in &run.steps {
-            let wanted = matches!(step.step, Step::Load | Step::Update | Step::Throttled);
+            let writes = [Step::Load, Step::Update, Step::Throttled, Step::ColdUpdate];
+            let wanted = writes.contains(&step.step);
             if !wanted || run.cell.mode.is_local() {
                 continue;
             }
@@ -174,16 +221,44 @@ pub(super) struct UsedShares {
     pub(super) busy: Option<f64>,
 }
 
+/// The resource that limits a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunLimit {
+    Processors,
+    Card,
+    LogConnections,
+    /// No resource is full.
+    RoundTrips,
+    /// A share was not measured.
+    Unknown,
+}
+
+impl RunLimit {
+    pub(super) fn of(used: UsedShares) -> Self {
+        let is_full = |share: Option<f64>| share.is_some_and(|share| share >= FULL_MIN);
+        match (used.card, used.busy) {
+            (_, Some(busy)) if busy >= BUSY_MAX => Self::Processors,
+            (Some(_), Some(_)) if is_full(used.card) => Self::Card,
+            (Some(_), Some(_)) if is_full(used.connection) => Self::LogConnections,
+            (Some(_), Some(_)) => Self::RoundTrips,
+            _ => Self::Unknown,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Processors => "processors",
+            Self::Card => "card",
+            Self::LogConnections => "connections of the log",
+            Self::RoundTrips => "round trips",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// The limit of a run, as text.
 pub(super) fn limit(used: UsedShares) -> &'static str {
-    let is_full = |share: Option<f64>| share.is_some_and(|share| share >= FULL_MIN);
-    match (used.card, used.busy) {
-        (_, Some(busy)) if busy >= BUSY_MAX => "processors",
-        (Some(_), Some(_)) if is_full(used.card) => "card",
-        (Some(_), Some(_)) if is_full(used.connection) => "connections of the log",
-        (Some(_), Some(_)) => "round trips",
-        _ => "unknown",
-    }
+    RunLimit::of(used).name()
 }
 
 fn step_name(step: Step) -> String {

@@ -28,6 +28,8 @@ pub(super) struct Facts<'a> {
 pub(super) type Figure = Box<dyn Fn(&Facts<'_>, &Run) -> Option<f64>>;
 /// Function that computes a bound, as text.
 pub(super) type Bound = Box<dyn Fn(&Facts<'_>) -> Option<String>>;
+/// Function that names the cause for which a target was missed; empty if it is not known.
+pub(super) type Cause = Box<dyn Fn(&Facts<'_>) -> &'static str>;
 
 /// Subject of a row.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +50,7 @@ pub(super) struct Claim {
     goal: Goal,
     bound: Option<Bound>,
     paper: &'static str,
-    cause: &'static str,
+    cause: Cause,
     /// Whether the name says all, without workload and card.
     is_alone: bool,
 }
@@ -79,7 +81,7 @@ impl Claim {
             goal: Goal::Open,
             bound: None,
             paper: "",
-            cause: "",
+            cause: Box::new(|_| ""),
             is_alone: false,
         }
     }
@@ -131,7 +133,12 @@ impl Claim {
     }
 
     pub(super) fn cause(self, cause: &'static str) -> Self {
-        Self { cause, ..self }
+        self.cause_by(move |_| cause)
+    }
+
+    /// The same row with a cause that follows from the figures.
+    pub(super) fn cause_by(self, cause: impl Fn(&Facts<'_>) -> &'static str + 'static) -> Self {
+        Self { cause: Box::new(cause), ..self }
     }
 
     /// The same row without workload and card in its name, because its runs have none.
@@ -284,7 +291,7 @@ impl Facts<'_> {
             decimals: claim.decimals(),
             bound: claim.bound.as_ref().and_then(|bound| bound(self)).unwrap_or_default(),
             paper: claim.paper.to_owned(),
-            cause: claim.cause,
+            cause: (claim.cause)(self),
             ..page::Row::default()
         };
         Row { group, page_row: sides.judge(claim.goal, row) }

@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
 
+use archipelago_bench::harness::gc::GcFigures;
+use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::network::NetworkEntry;
 use archipelago_bench::harness::samples::Stalls;
 
@@ -277,6 +279,121 @@ fn cost_follows_from_space_and_processor_time() {
     let rows = facts.rows(&claims::all());
     let over_inline = row(&rows, "cost at the paper's prices, mixed8k: all on / no separation, R3");
     assert_eq!(over_inline.verdict, Verdict::Met);
+}
+
+/// Calls of collections by kind, and the seconds of all of them.
+#[derive(Clone, Copy)]
+struct CollectionCase {
+    key_and_value_calls: u64,
+    lookup_calls: u64,
+    seconds: f64,
+    busy_share: f64,
+}
+
+/// A run that collected 50 files of 200 records in 10 jobs. Half of the records was valid, and a
+/// look-up and a read take 10 ms.
+fn collection_run(case: CollectionCase) -> Run {
+    let mut updates =
+        step_run(Step::ColdUpdate, &Measured { name: "fixed16kupdate", seconds: 8.0, ..LOAD });
+    updates.busy_share = Some(case.busy_share);
+    let io = |class: &str, read_calls, read_bytes| IoEntry {
+        class: class.to_owned(),
+        purpose: "gc".to_owned(),
+        read_calls,
+        read_bytes,
+        ..IoEntry::default()
+    };
+    let entry = &mut updates.results[0];
+    entry.gc = Some(GcFigures {
+        jobs: 10,
+        files: 50,
+        file_bytes: 160_000_000,
+        valid_bytes: 80_000_000,
+        records: 10_000,
+        valid_records: 5000,
+        key_read_s: 0.25 * case.seconds,
+        lookup_s: 0.25 * case.seconds,
+        value_read_s: 0.5 * case.seconds,
+        finish_s: 9.0,
+    });
+    entry.io = vec![
+        io("value-sst", case.key_and_value_calls, 80_000_000),
+        io("sst", case.lookup_calls, 4_000_000),
+    ];
+    let by_key =
+        step_run(Step::KeyByKey, &Measured { name: "fixed16kread", seconds: 10.0, ..LOAD });
+    run_of(Mode::AllOn, Card::Full, vec![updates, by_key])
+}
+
+#[test]
+fn collection_is_judged_next_to_its_bounds() {
+    let flags = nodes_flags(&["--quick", "--only=gc"]);
+    let runs = [collection_run(CollectionCase {
+        key_and_value_calls: 100,
+        lookup_calls: 20,
+        seconds: 10.0,
+        busy_share: 0.5,
+    })];
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let calls = row(&rows, "read calls per record, fixed16k: all on");
+    assert_eq!((calls.measured, calls.bound.as_str()), (Some(0.012), "≥ 0.010"));
+    assert_eq!(calls.verdict, Verdict::Met);
+    let time = row(&rows, "time, over look-ups and reads key by key, fixed16k: all on");
+    assert!(time.measured.is_some_and(|time| (time - 0.2).abs() < 1e-9), "{time:?}");
+    // 50 s key by key. At least 20 trips of 2.5 ms and 80.4 MB of four connections of 25 MB/s. With
+    // all calls 120 trips, 84 MB and 120 times 4 MiB of a card of 125 MB/s.
+    assert_eq!(time.bound, "≥ 0.017 on an idle card; 0.10 if each call waits behind 4 MiB");
+    assert_eq!(time.verdict, Verdict::Met);
+    let sections = report::sections(&facts, &rows, &[]);
+    let text: String = sections.iter().map(|section| section.text(Style::Markdown)).collect();
+    // 10 s of 120 calls; 2.5 ms and 700 KB of each on an idle card.
+    assert!(text.contains(" 83.3 |") && text.contains(" 9.5 |"), "{text}");
+    // 80 MB in eight seconds, by a card of 125 MB/s.
+    assert!(text.contains("| coldupdate |") && text.contains(" 0.08 |"), "{text}");
+}
+
+#[test]
+fn causes_of_a_slow_collection_follow_from_its_figures() {
+    let flags = nodes_flags(&["--quick", "--only=gc"]);
+    let causes = |case| {
+        let runs = [collection_run(case)];
+        let cells = cells_of(&runs);
+        let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+        let rows = facts.rows(&claims::all());
+        let cause = |what| row(&rows, what).cause;
+        (
+            cause("read calls per record, fixed16k: all on"),
+            cause("time, over look-ups and reads key by key, fixed16k: all on"),
+        )
+    };
+    let waiting = CollectionCase {
+        key_and_value_calls: 150,
+        lookup_calls: 310,
+        seconds: 20.0,
+        busy_share: 0.5,
+    };
+    let (calls, time) = causes(waiting);
+    assert!(calls.starts_with("Most calls look keys up"), "{calls}");
+    assert!(time.starts_with("Each call waits behind flushes"), "{time}");
+    let (calls, time) = causes(CollectionCase {
+        key_and_value_calls: 400,
+        lookup_calls: 60,
+        busy_share: 0.7,
+        ..waiting
+    });
+    assert!(calls.starts_with("Most calls read further parts"), "{calls}");
+    assert!(time.starts_with("The processors limit"), "{time}");
+    // 210 trips of 2.5 ms and 84 MB of 100 MB/s take 1.4 s.
+    let (calls, time) = causes(CollectionCase {
+        key_and_value_calls: 150,
+        lookup_calls: 60,
+        seconds: 2.0,
+        ..waiting
+    });
+    assert!(calls.starts_with("Each file costs a call for its keys"), "{calls}");
+    assert!(time.starts_with("A job makes its calls one after another"), "{time}");
 }
 
 #[test]

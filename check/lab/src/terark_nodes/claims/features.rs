@@ -1,5 +1,4 @@
-//! Rows of single features: redundancy (Figure 14), the log (Figure 15), space (Figure 16) and
-//! garbage collection (§4.4).
+//! Rows of single features: redundancy (Figure 14), the log (Figure 15) and space (Figure 16).
 
 use super::super::link::{Card, Link};
 use super::super::modes::{Mode, Workload};
@@ -18,12 +17,6 @@ const CONNECTIONS_FULL: &str =
 const GAIN_SHARE_MIN: f64 = 0.7;
 /// Share of the space that collection in batches must save over collection key by key.
 const BY_KEY_SAVED_MIN: f64 = 0.12;
-/// Read calls of garbage collection for each of its records, at most.
-const CALLS_PER_RECORD_MAX: f64 = 0.02;
-/// Bytes that garbage collection may read: this multiple of the valid bytes, and this share of the
-/// files.
-const READ_VALID_FACTOR: f64 = 1.25;
-const READ_KEYS_SHARE: f64 = 0.005;
 
 pub(super) fn redundancy() -> Vec<Claim> {
     use Mode::{Dr, SeparatedEc, SeparatedR3};
@@ -189,50 +182,4 @@ pub(super) fn space() -> Vec<Claim> {
         ]
     };
     Workload::ALL.into_iter().flat_map(of).collect()
-}
-
-pub(super) fn collection() -> Vec<Claim> {
-    let subject = Subject { group: Group::Gc, workload: Workload::Fixed16k, mode: Mode::AllOn };
-    let found = |run: &Run| Collection::of(run.main(Step::ColdUpdate)?);
-    let middle = move |facts: &Facts<'_>, figure: fn(&Collection) -> f64| {
-        facts.median(Workload::Fixed16k, Mode::AllOn, |run| found(run).as_ref().map(figure))
-    };
-    vec![
-        Claim::new(subject, "read calls per record", "", move |_, run| {
-            found(run)?.calls_per_record()
-        })
-        .within(CALLS_PER_RECORD_MAX)
-        .bound(move |facts| {
-            let least = middle(facts, |found| 2.0 * found.files / found.records)?;
-            Some(format!("≥ {least:.3}"))
-        })
-        .paper("one call per valid key without batches")
-        .cause(
-            "Each file costs a call for its keys and one for its values, and a flush of a memtable \
-             of 4 MiB writes files with few records.",
-        ),
-        Claim::new(
-            subject,
-            "bytes read, over 1.25 times the valid bytes and 0.5 % of the files",
-            "",
-            move |_, run| {
-                let found = found(run)?;
-                let allowed = READ_VALID_FACTOR * found.valid_share + READ_KEYS_SHARE;
-                Some(found.read_share / allowed)
-            },
-        )
-        .within(1.0)
-        .bound(move |facts| {
-            let valid = middle(facts, |found| found.valid_share)?;
-            let least = (valid + 0.0025) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
-            Some(format!("{least:.2}"))
-        }),
-        Claim::new(subject, "time, over look-ups and reads key by key", "", move |_, run| {
-            let found = found(run)?;
-            let by_key_s = 1.0 / run.rate(Step::KeyByKey)?;
-            Some(found.seconds / (found.valid_records * by_key_s))
-        })
-        .within(0.25)
-        .paper("the network is 28.4 % and 22.2 % of the time of reads and look-ups"),
-    ]
 }

@@ -2,9 +2,10 @@
 //! the bounds. Decisions 0072 and 0102 fix them. The functions are pure.
 //!
 //! `microbenchmarks` has the rows of §5.2 and §5.3 of the paper, `features` those of §5.4,
-//! `operation` those of repair, take-over, growth and embedded databases (decision 0102), and
-//! `costs` the others.
+//! `collection` those of garbage collection (§4.4), `operation` those of repair, take-over, growth
+//! and embedded databases (decision 0102), and `costs` the others.
 
+mod collection;
 mod costs;
 mod features;
 mod microbenchmarks;
@@ -30,7 +31,7 @@ pub(super) fn all() -> Vec<Claim> {
         features::log(),
         features::buffer(),
         features::space(),
-        features::collection(),
+        collection::collection(),
         costs::cpu(),
         costs::cost(),
         costs::model(),

@@ -12,8 +12,9 @@
 //!    remains, the heir is discarded. No file is removed twice.
 //! 4. For each input, the valid records are exactly those that the tables of the version reference.
 //!    References only become fewer afterwards, so the set stays a superset at every later time. If
-//!    as many records are referenced as the input has, they are all of its records, because no two
-//!    tables of a version hold one record.
+//!    the number of references is the number of the input's records, all of them are valid, because
+//!    no two tables of a version hold one record. A wrong number could keep garbage, but never drop
+//!    a valid record.
 //!
 //! Thread-safety: any number of jobs may run. One thread is reserved for them, so that they never
 //! wait behind compactions; idle workers run further ones while too much garbage is exposed.
@@ -471,23 +472,28 @@ impl fmt::Display for ReferenceMismatch {
 
 impl std::error::Error for ReferenceMismatch {}
 
-/// The valid records of the inputs. An input whose records are all referenced needs no look-up. If
-/// the result contradicts the references of the version, the look-up is made once more. A second
-/// contradiction is `Corrupt`.
+/// The valid records of the inputs. An input whose records are all referenced needs no look-up.
 fn look_up(view: &ReadView, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
     let values = task.version.values();
-    let is_whole =
-        |input: &LiveValueFile| !BY_KEY && values.refs(input.no).records == input.records;
+    // Figures that do not agree lead to a look-up, which reports them.
+    let is_whole = |at: usize| {
+        let (input, refs) = (&task.inputs[at], values.refs(task.inputs[at].no));
+        !BY_KEY
+            && refs.records == input.records
+            && refs.bytes == input.value_bytes()
+            && keys[at].len() as u64 == input.records
+    };
+    let searched: Vec<usize> = (0..task.inputs.len()).filter(|&at| !is_whole(at)).collect();
     let mut valid: Vec<ValidBits> = keys.iter().map(|keys| ValidBits::all_of(keys.len())).collect();
-    let searched: Vec<usize> =
-        (0..task.inputs.len()).filter(|&at| !is_whole(&task.inputs[at])).collect();
     for (&at, found) in searched.iter().zip(look_up_some(view, task, keys, &searched)?) {
         valid[at] = found;
     }
     Ok(valid)
 }
 
-/// The valid records of the inputs at the positions `searched`, by a look-up in the tables.
+/// The valid records of the inputs at the positions `searched`, by a look-up in the tables. If the
+/// result contradicts the references of the version, the look-up is made once more. A second
+/// contradiction is `Corrupt`.
 fn look_up_some(
     view: &ReadView,
     task: &GcTask,

@@ -17,6 +17,7 @@ fn empty() -> (Store, CountingFs) {
     let family = CfOptions {
         write_buffer_bytes: 8 << 20,
         buckets: 1,
+        buckets_dynamic: false,
         value_separation_bytes: 64,
         value_file_bytes: 8 << 20,
         compression: Compression::None,

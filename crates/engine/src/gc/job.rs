@@ -17,15 +17,15 @@
 //! Thread-safety: one thread runs a job. Failure: a damaged record is `Corrupt` and names file and
 //! offset; nothing else of the file is affected.
 //! Cost: one read of each input's keys, unless the owner read them in this process; one
-//! `read_many` for each step of an input, so one per input if the memory of the steps has room for
-//! all windows; one write of the heir. Memory: the keys of all inputs and the windows of one step,
-//! both charged to `MemoryClass::Job`.
+//! `read_many` for each step of an input, so one for an input whose windows fit into a step
+//! (`step_bytes_max`); one write of the heir. Memory: the keys of all inputs, and a step of each
+//! input that has not ended. Both are charged to `MemoryClass::Job`.
 
 use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::budget::{Charge, MemoryClass};
+use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
@@ -159,8 +159,7 @@ fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     spec.validate()?;
     let mut figures = GcFigures::default();
     let mut sources = open_sources(spec, context, &mut figures)?;
-    let step_bytes = sources.iter().map(Source::step_bytes).sum();
-    let mut heir = Heir::create(spec, step_bytes, context)?;
+    let mut heir = Heir::create(spec, context)?;
     let copying_ns = context.clock.now_ns();
     let mut records = 0;
     while let Some(at) = least(&sources) {
@@ -182,18 +181,21 @@ fn collect(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     Ok(JobOutput { gc: figures, ..output })
 }
 
-/// A valid input: its keys, and the window bytes of the current step.
+/// An open input: its keys, and the windows of the current step.
 struct Source {
     table: Arc<ValueTable>,
     keys: Arc<KeyList>,
     valid: ValidBits,
     io: IoContext,
     windows: Vec<ReadWindow>,
-    /// Index of the first window that no step has read.
+    /// Index of the first window that no step has read. It ends the current step.
     next_window: usize,
-    /// The windows of the current step with their bytes.
-    step: Vec<(ReadWindow, Vec<u8>)>,
-    in_step: usize,
+    /// Index of the window that holds `record`, once a step has read it.
+    window: usize,
+    /// Position of that window's bytes in the step.
+    window_at: usize,
+    /// The bytes of the windows of the current step, one window after another.
+    step: StepBytes,
     step_bytes_max: u64,
     /// Index of the next valid record.
     record: usize,
@@ -202,10 +204,13 @@ struct Source {
 }
 
 impl Source {
-    /// Moves to the next valid record from `record` on.
+    /// Moves to the next valid record from `record` on. Frees the step after the last one.
     fn settle(&mut self) {
         while self.record < self.keys.len() && !self.valid.is_valid(self.record) {
             self.record += 1;
+        }
+        if self.is_done() {
+            self.step.free();
         }
     }
 
@@ -213,66 +218,89 @@ impl Source {
         self.record >= self.keys.len()
     }
 
-    /// Largest number of window bytes that a step holds. A larger single record exceeds it.
-    fn step_bytes(&self) -> u64 {
-        window_bytes(&self.windows).min(self.step_bytes_max)
-    }
-
     /// The bytes of the value record at `record`, which a step has read.
     fn record_bytes(&self) -> &[u8] {
-        let (window, bytes) = &self.step[self.in_step];
         let handle = self.keys.handle(self.record);
-        let from = (handle.offset - window.offset) as usize;
-        &bytes[from..from + handle.record_bytes() as usize]
+        let in_window = (handle.offset - self.windows[self.window].offset) as usize;
+        let from = self.window_at + in_window;
+        &self.step.bytes[from..from + handle.record_bytes() as usize]
     }
 
     /// Makes the bytes of `record` available: moves within the step, or reads the next one.
     fn load(&mut self, figures: &mut GcFigures, context: &JobContext<'_>) -> Result<()> {
-        let holds = |window: &ReadWindow| {
-            (window.first..window.first + window.records).contains(&self.record)
-        };
-        while self.in_step < self.step.len() {
-            if holds(&self.step[self.in_step].0) {
+        let record = self.record;
+        let holds =
+            |window: &ReadWindow| (window.first..window.first + window.records).contains(&record);
+        while self.window < self.next_window {
+            let window = &self.windows[self.window];
+            if holds(window) {
                 return Ok(());
             }
-            self.in_step += 1;
+            self.window_at += window.bytes as usize;
+            self.window += 1;
         }
         let started_ns = context.clock.now_ns();
-        let mut taken = 0;
+        let mut end = self.next_window;
         let mut bytes = 0;
         for window in &self.windows[self.next_window..] {
-            if taken > 0 && bytes + window.bytes > self.step_bytes_max {
+            if end > self.next_window && bytes + window.bytes > self.step_bytes_max {
                 break;
             }
-            taken += 1;
+            end += 1;
             bytes += window.bytes;
         }
-        let windows = &self.windows[self.next_window..self.next_window + taken];
-        // The buffers of the last step are reused, so that a job allocates them once.
-        let mut spare: Vec<Vec<u8>> = self.step.drain(..).map(|(_, bytes)| bytes).collect();
-        self.step.extend(windows.iter().map(|&window| {
-            let mut bytes = spare.pop().unwrap_or_default();
-            bytes.resize(window.bytes as usize, 0);
-            (window, bytes)
-        }));
-        self.next_window += taken;
-        self.in_step = 0;
-        let ranges = self.step.iter_mut();
-        let mut requests: Vec<(u64, &mut [u8])> =
-            ranges.map(|(window, bytes)| (window.offset, bytes.as_mut_slice())).collect();
+        let windows = &self.windows[self.next_window..end];
+        let mut rest = self.step.room_for(bytes);
+        let mut requests: Vec<(u64, &mut [u8])> = Vec::with_capacity(windows.len());
+        for window in windows {
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(window.bytes as usize);
+            requests.push((window.offset, part));
+            rest = others;
+        }
         self.table.read_ranges(&mut requests, self.io)?;
         figures.value_reads += 1;
-        figures.value_ranges += taken as u64;
+        figures.value_ranges += windows.len() as u64;
         figures.value_bytes_read += bytes;
         figures.value_read_ns += context.clock.now_ns().saturating_sub(started_ns);
-        match self.step.first() {
-            Some((window, _))
-                if (window.first..window.first + window.records).contains(&self.record) =>
-            {
-                Ok(())
-            }
-            _ => Err(Error::new(ErrorKind::Internal, "a valid record lies in no window")),
+        if !windows.first().is_some_and(holds) {
+            return Err(Error::new(ErrorKind::Internal, "a valid record lies in no window"));
         }
+        // The first window of the step is the one after the last step, at which `window` is.
+        (self.window_at, self.next_window) = (0, end);
+        Ok(())
+    }
+}
+
+/// Memory for the bytes of one step of an input. A single record that is longer than a step gets
+/// its length for its own step alone.
+struct StepBytes {
+    bytes: Vec<u8>,
+    /// Length of a step, at most. It is charged from the beginning.
+    step_bytes: u64,
+    charge: Charge,
+}
+
+impl StepBytes {
+    fn new(step_bytes: u64, budget: &Arc<ByteBudget>) -> Self {
+        let charge = budget.hold(MemoryClass::Job, step_bytes);
+        Self { bytes: Vec::new(), step_bytes, charge }
+    }
+
+    /// Memory for a step of `bytes` bytes. Its content is arbitrary.
+    fn room_for(&mut self, bytes: u64) -> &mut [u8] {
+        let len = bytes.max(self.step_bytes);
+        if self.bytes.len() as u64 != len {
+            self.free();
+            self.charge.resize(len);
+            self.bytes = vec![0; len as usize];
+        }
+        &mut self.bytes[..bytes as usize]
+    }
+
+    /// Frees the memory until the next step.
+    fn free(&mut self) {
+        self.bytes = Vec::new();
+        self.charge.resize(0);
     }
 }
 
@@ -358,6 +386,7 @@ fn open_sources(
     for ((OpenInput { table, keys, held }, valid), windows) in
         inputs.into_iter().zip(valid).zip(windows)
     {
+        let step_bytes = window_bytes(&windows).min(step_bytes_max);
         let mut source = Source {
             table,
             keys,
@@ -365,8 +394,9 @@ fn open_sources(
             io: spec.io(),
             windows,
             next_window: 0,
-            step: Vec::new(),
-            in_step: 0,
+            window: 0,
+            window_at: 0,
+            step: StepBytes::new(step_bytes, &context.budget),
             step_bytes_max,
             record: 0,
             _held: held,
@@ -454,23 +484,14 @@ struct Heir<'a> {
     path: PathBuf,
     context: &'a JobContext<'a>,
     is_whole: bool,
-    /// Charge for the memory of one step of each input.
-    _held: Charge,
 }
 
 impl<'a> Heir<'a> {
-    /// Creates the file. The steps of all inputs hold `step_bytes` bytes.
-    fn create(spec: &GcSpec, step_bytes: u64, context: &'a JobContext<'a>) -> Result<Self> {
+    fn create(spec: &GcSpec, context: &'a JobContext<'a>) -> Result<Self> {
         let no = spec.heir();
         let path = spec.output.dir.join(value_file_name(no));
         let file = context.fs.create(&path, spec.io(), creation(&spec.output))?;
-        let mut heir = Self {
-            builder: None,
-            path,
-            context,
-            is_whole: false,
-            _held: context.budget.hold(MemoryClass::Job, step_bytes),
-        };
+        let mut heir = Self { builder: None, path, context, is_whole: false };
         let file = Box::new(MeteredWrite::new(file, IoPurpose::Gc, context));
         let options = spec.output.table_options(CfId(spec.cf));
         let id = spec.output.unique_id(no);
@@ -568,6 +589,19 @@ mod tests {
         assert_eq!(step_bytes_max(&[64 * MIB; 256]), STEP_BYTES_MIN);
         assert_eq!(step_bytes_max(&[64 * MIB]), STEP_BYTES_MAX);
         assert_eq!(step_bytes_max(&[]), STEP_BYTES_MAX);
+    }
+
+    #[test]
+    fn record_longer_than_a_step_takes_memory_for_its_own_step_alone() {
+        let budget = ByteBudget::unlimited();
+        let charged = || budget.used_bytes(MemoryClass::Job);
+        let mut step = StepBytes::new(KIB, &budget);
+        assert_eq!((charged(), step.room_for(700).len()), (KIB, 700));
+        assert_eq!((step.room_for(MIB).len() as u64, charged()), (MIB, MIB));
+        assert_eq!((step.room_for(KIB).len() as u64, charged()), (KIB, KIB));
+        assert_eq!(step.bytes.capacity() as u64, KIB, "the long record is gone");
+        step.free();
+        assert_eq!((step.bytes.capacity(), charged()), (0, 0));
     }
 
     #[test]

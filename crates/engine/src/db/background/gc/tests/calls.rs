@@ -10,19 +10,20 @@ const VALUE_BYTES: usize = 16 << 10;
 const FILES: u64 = SHORT_FILES as u64 + 1;
 const RECORDS: u64 = (LONG_RECORDS + SHORT_FILES * SHORT_RECORDS) as u64;
 
-/// An empty database whose value files have room for all records, and the counters of its files.
-fn empty() -> (Store, CountingFs) {
+/// An empty database whose memtables and value files have room for `bytes` bytes, and the counters
+/// of its files. `bound` is the bound on space amplification.
+fn empty(bytes: u64, bound: f64) -> (Store, CountingFs) {
     let fs = MemFs::new();
     let counted = CountingFs::new(Arc::new(fs.clone()));
     let family = CfOptions {
-        write_buffer_bytes: 8 << 20,
+        write_buffer_bytes: bytes,
         buckets: 1,
         buckets_dynamic: false,
         value_separation_bytes: 64,
-        value_file_bytes: 8 << 20,
+        value_file_bytes: bytes,
         compression: Compression::None,
         compression_last: Compression::None,
-        space_amplification_max: 0.0,
+        space_amplification_max: bound,
         ..CfOptions::default()
     };
     let components = Components {
@@ -32,7 +33,7 @@ fn empty() -> (Store, CountingFs) {
         seed: Some(1),
         ..Components::default()
     };
-    let options = DbOptions { wal_segment_bytes: 8 << 20, ..DbOptions::default() };
+    let options = DbOptions { wal_segment_bytes: bytes, ..DbOptions::default() };
     let db = Db::open_with("/db", options, components).expect("opens");
     (Store { fs, db, model: BTreeMap::new(), rng: Rng::with_seed(7), family }, counted)
 }
@@ -66,7 +67,7 @@ fn merge(store: &Store, counted: &CountingFs) -> u64 {
 
 #[test]
 fn files_without_garbage_are_merged_without_a_look_up() {
-    let (mut store, counted) = empty();
+    let (mut store, counted) = empty(8 << 20, 0.0);
     write_files(&mut store, 0..=SHORT_FILES);
     assert_eq!(merge(&store, &counted), 0);
     assert_eq!(store.ticker(Ticker::GcRecordsCopied), RECORDS);
@@ -75,7 +76,7 @@ fn files_without_garbage_are_merged_without_a_look_up() {
 
 #[test]
 fn file_with_garbage_is_looked_up() {
-    let (mut store, counted) = empty();
+    let (mut store, counted) = empty(8 << 20, 0.0);
     write_files(&mut store, 1..=SHORT_FILES / 2);
     // The long file has a newer value of a record of a short one.
     store.put_patiently(key(1, 0), vec![99; VALUE_BYTES]);
@@ -86,4 +87,22 @@ fn file_with_garbage_is_looked_up() {
     assert!(merge(&store, &counted) > 0);
     assert_eq!(store.ticker(Ticker::GcRecordsChecked), RECORDS + 1);
     assert_eq!(store.ticker(Ticker::GcRecordsCopied), RECORDS);
+}
+
+#[test]
+fn values_that_are_longer_than_a_step_are_collected() {
+    const LENGTHS: [usize; 4] = [100, 700 << 10, 20 << 10, 5 << 20];
+    let (mut store, _) = empty(64 << 20, 1.25);
+    for round in 0..2 {
+        for at in (0..16_u32).filter(|at| round == 0 || at % 3 > 0) {
+            let value = vec![2 * at as u8 + round; LENGTHS[at as usize % LENGTHS.len()]];
+            store.put_patiently(key(0, at), value);
+        }
+        store.compact();
+    }
+    let tickers = [Ticker::GcFilesCollected, Ticker::GcRecordsCopied, Ticker::GcValueReads];
+    // Of the first file 100 bytes, 5 MiB, 20 KiB, 700 KiB, 100 bytes and 5 MiB are valid. A step
+    // has 4 MiB, so it ends before a value of 5 MiB and after it.
+    assert_eq!(tickers.map(|ticker| store.ticker(ticker)), [1, 6, 4]);
+    store.check();
 }

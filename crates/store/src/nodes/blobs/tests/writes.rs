@@ -210,6 +210,28 @@ fn slow_node_is_replaced_and_its_chunk_rebuilt() {
 }
 
 #[test]
+fn slow_node_that_no_other_can_replace_is_waited_for() {
+    let timing = BlobTiming { slow_min: Duration::from_millis(5), ..BlobTiming::default() };
+    for (slow_from, nodes) in [(20 * MIB, 6), (24 * MIB, 6), (20 * MIB, 7), (24 * MIB, 7)] {
+        let mut bench = Bench::with(nodes, BlobsOptions { timing, ..BlobsOptions::default() });
+        let bytes = bench.bytes(24 * MIB);
+        let mut writer = bench.begin(FileClass::ValueSst, 0);
+        writer.append(&bytes[..slow_from]).unwrap();
+        let is_holder = |id: &StorageId| bench.nodes.node(*id, |node| !node.chunks.is_empty());
+        let slow: Vec<_> = bench.nodes.ids().into_iter().filter(is_holder).take(2).collect();
+        for id in &slow {
+            bench.nodes.node(*id, |node| node.delay = Duration::from_secs(3));
+        }
+        writer.append(&bytes[slow_from..]).unwrap();
+        let blob = writer.seal().unwrap();
+        let kept = holders(&blob).iter().filter(|id| slow.contains(id)).count();
+        let replaced = bench.event(StoreEvent::ReplacedNode);
+        assert_eq!((kept, replaced), if nodes == 6 { (2, 0) } else { (1, 1) }, "{nodes} nodes");
+        assert!(bench.read(&blob).unwrap() == bytes);
+    }
+}
+
+#[test]
 fn nodes_that_are_slow_together_are_kept() {
     let timing = BlobTiming { slow_min: Duration::from_millis(5), ..BlobTiming::default() };
     let mut bench = Bench::with(8, BlobsOptions { timing, ..BlobsOptions::default() });

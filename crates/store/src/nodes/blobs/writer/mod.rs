@@ -25,7 +25,8 @@
 //! Thread-safety: one thread uses a writer. The lock of [`BlobWrite`] guards what it shares with
 //! its senders, and is not held over an await.
 //! Failure: a node that fails, is full or takes more than twice its usual time is replaced. The
-//! blob fails if too few nodes are left, and at the first `Fenced` answer.
+//! blob fails if too few nodes are left, and at the first `Fenced` answer. A coded blob needs all
+//! its nodes, so it waits for a slow one that no other can replace, up to the deadline of a call.
 //! Cost: one copy of the bytes into the step, and one into each message. A blob of n steps takes n
 //! round trips, which overlap, and one for the seal.
 
@@ -390,6 +391,27 @@ impl BlobWrite {
             }
             None => tracing::warn!(%name, %node, "no node can replace it: a copy is missing"),
         }
+    }
+
+    /// Whether the blob has RS(4,2), which needs every node.
+    fn is_coded(&self) -> bool {
+        let scheme = self.state.lock().progress.as_ref().map(WriteProgress::scheme);
+        matches!(scheme, Some(Scheme::Rs42(_)))
+    }
+
+    /// Whether the blob can do without this node, because another one may take its place or a copy
+    /// may be missing.
+    async fn can_do_without(&self, slot_node: &SlotNode) -> bool {
+        if !self.is_coded() {
+            return true;
+        }
+        let reports = self.core.reports().await;
+        let state = self.state.lock();
+        let Some(progress) = &state.progress else { return true };
+        let request = self.placement_request(progress.scheme(), progress.len_bytes());
+        let holders = progress.nodes_without(slot_node.slot);
+        let avoid = [state.avoid.as_slice(), &[slot_node.node]].concat();
+        replace(&reports, &request, Replacement { holders: &holders, avoid: &avoid }).is_ok()
     }
 
     /// Asks a node that was replaced to drop its chunk. If the request is lost, the release of the

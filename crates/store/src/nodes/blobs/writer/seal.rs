@@ -7,8 +7,9 @@
 //!    epoch. A node that was sealed before takes the new descriptor.
 //!
 //! Thread-safety: the writer's thread runs it.
-//! Failure: a node whose seal takes long is replaced when most others have answered. The blob ends
-//! after several rounds, or when no node can replace a failed one.
+//! Failure: a node whose seal takes long is replaced when most others have answered. A coded blob
+//! waits for it if no other node can take its place. The blob ends after several rounds, or when no
+//! node can replace a failed one.
 //! Cost: one round trip, which includes a sync on every node.
 
 use std::sync::Arc;
@@ -107,7 +108,8 @@ fn descriptor_of(write: &BlobWrite) -> Option<(Vec<SlotNode>, ChunkDescriptor)> 
 }
 
 /// Seals the chunks of these nodes, and returns those that failed. Once most of them have answered,
-/// the others get the same time again. Nodes that exceed it count as slow, which is a failure.
+/// the others get the same time again. Nodes that exceed it count as slow, which is a failure if
+/// the blob can do without them.
 async fn seal_all(
     write: &Arc<BlobWrite>,
     slot_nodes: &[SlotNode],
@@ -121,6 +123,7 @@ async fn seal_all(
     }
     let mut failed = Vec::new();
     let mut patience = None;
+    let mut waits_for_all = false;
     while !calls.is_empty() {
         let answered = match patience {
             None => calls.next().await,
@@ -130,11 +133,12 @@ async fn seal_all(
             },
         };
         let Some((slot_node, outcome)) = answered else {
-            let text = "its seal takes more than twice the time of the others".to_owned();
-            let slow = calls.tags_mut().map(|slot_node| {
-                let failure = NodeFailure::Unanswered(text.clone());
-                (*slot_node, ReplaceReason::Slow, failure)
-            });
+            let late: Vec<SlotNode> = calls.tags_mut().map(|slot_node| *slot_node).collect();
+            let slow = slow_nodes(write, late).await;
+            if slow.is_empty() {
+                (patience, waits_for_all) = (None, true);
+                continue;
+            }
             failed.extend(slow);
             return failed;
         };
@@ -142,12 +146,29 @@ async fn seal_all(
             failed.push((slot_node, reason, failure));
         }
         let sealed = slot_nodes.len() - calls.len() - failed.len();
-        if patience.is_none() && sealed * 2 > slot_nodes.len() {
+        if patience.is_none() && !waits_for_all && sealed * 2 > slot_nodes.len() {
             let took = Duration::from_nanos(runtime.now_ns().saturating_sub(begun_ns));
             patience = Some(took.max(write.core.options.timing.slow_min));
         }
     }
     failed
+}
+
+/// The nodes with late seals that are given up: all that a replicated blob can do without. A coded
+/// blob gives up one in each round, because the next one may need the same replacement.
+async fn slow_nodes(
+    write: &BlobWrite,
+    late: Vec<SlotNode>,
+) -> Vec<(SlotNode, ReplaceReason, NodeFailure)> {
+    let mut slow = Vec::new();
+    for slot_node in late {
+        let may_give_up_more = slow.is_empty() || !write.is_coded();
+        if may_give_up_more && write.can_do_without(&slot_node).await {
+            let text = "its seal takes more than twice the time of the others".to_owned();
+            slow.push((slot_node, ReplaceReason::Slow, NodeFailure::Unanswered(text)));
+        }
+    }
+    slow
 }
 
 /// Seals the chunk of one node.

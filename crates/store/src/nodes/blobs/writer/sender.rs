@@ -142,7 +142,7 @@ impl<'a> SlotSender<'a> {
             }
             match self.next_event(&mut calls, seen).await {
                 SenderEvent::Answered(put, outcome) => self.answered(&put, outcome)?,
-                SenderEvent::Woken => self.check_late(&mut calls)?,
+                SenderEvent::Woken => self.check_late(&mut calls).await?,
             }
         }
     }
@@ -291,24 +291,33 @@ impl<'a> SlotSender<'a> {
     }
 
     /// Ends the sender if a call takes more than twice the usual time although most other nodes
-    /// have answered.
-    fn check_late(&self, calls: &mut Puts<'a>) -> Result<(), SenderEnd> {
+    /// have answered, and the blob can do without the node.
+    async fn check_late(&self, calls: &mut Puts<'a>) -> Result<(), SenderEnd> {
         let now_ns = self.write.core.runtime.now_ns();
+        let patience_ns = self.patience_ns();
+        let mut slow_since_ns = None;
         for put in calls.tags_mut().filter(|put| put.late_ns <= now_ns) {
-            let is_slow = {
-                let state = self.write.state.lock();
-                let progress = state.progress.as_ref();
-                progress
-                    .is_some_and(|progress| progress.others_have(self.slot_node.slot, put.number))
-            };
-            if is_slow {
-                let ms = now_ns.saturating_sub(put.begun_ns) / 1_000_000;
-                let text = format!("it took {ms} ms, which is more than twice its usual time");
-                return Err(SenderEnd::Failed(ReplaceReason::Slow, NodeFailure::Unanswered(text)));
+            put.late_ns = now_ns + patience_ns;
+            if slow_since_ns.is_none() && self.others_have(put.number) {
+                slow_since_ns = Some(put.begun_ns);
             }
-            put.late_ns = now_ns + self.patience_ns();
         }
-        Ok(())
+        let Some(since_ns) = slow_since_ns else { return Ok(()) };
+        if !self.write.can_do_without(&self.slot_node).await {
+            let (blob, node) = (self.write.id, self.slot_node.node);
+            tracing::debug!(%blob, %node, "a slow node is kept, because none can replace it");
+            return Ok(());
+        }
+        let ms = now_ns.saturating_sub(since_ns) / 1_000_000;
+        let text = format!("it took {ms} ms, which is more than twice its usual time");
+        Err(SenderEnd::Failed(ReplaceReason::Slow, NodeFailure::Unanswered(text)))
+    }
+
+    /// Whether most other nodes have step `number`.
+    fn others_have(&self, number: u64) -> bool {
+        let state = self.write.state.lock();
+        let progress = state.progress.as_ref();
+        progress.is_some_and(|progress| progress.others_have(self.slot_node.slot, number))
     }
 }
 

@@ -23,6 +23,7 @@ use super::super::code::Rs42;
 use super::super::placement::NodeReport;
 use super::BlobsOptions;
 use super::chunk_nodes::{ChunkNodes, NodeFailure};
+use super::hedges::HedgeBudget;
 use super::load::NodeLoads;
 use super::retention::MissedReleases;
 use super::stats::BlobCounters;
@@ -41,6 +42,7 @@ pub(super) struct BlobsCore {
     pub(super) code: Rs42,
     pub(super) options: BlobsOptions,
     pub(super) loads: NodeLoads,
+    pub(super) hedges: HedgeBudget,
     pub(super) counters: BlobCounters,
     pub(super) missed: MissedReleases,
     /// Blobs that this process writes.
@@ -60,6 +62,7 @@ impl BlobsCore {
             code: Rs42::new()?,
             options,
             loads: NodeLoads::default(),
+            hedges: HedgeBudget::default(),
             counters: BlobCounters::default(),
             missed: MissedReleases::default(),
             writers: Mutex::default(),

@@ -2,8 +2,9 @@
 //!
 //! [`ChunkFetch`] tries the ways to the bytes, the best one first. It *hedges* if no answer has
 //! come after the usual time of the node (its 95th percentile). It then asks the next way as well,
-//! and the first right answer counts. A *degraded read* is a way of RS(4,2): the same range of four
-//! other chunks, decoded.
+//! and the first right answer counts. If the [`HedgeBudget`](super::hedges::HedgeBudget) is used
+//! up, it waits longer before it hedges. A *degraded read* is a way of RS(4,2): the same range of
+//! four other chunks, decoded.
 //!
 //! Invariants:
 //! 1. Bytes leave this module only if every piece has its checksum, which is bound to blob, chunk
@@ -13,7 +14,8 @@
 //!
 //! Thread-safety: futures of one task.
 //! Failure: [`FetchFailures`] has the failure of every node that was asked.
-//! Cost: one request; four for a degraded read. A hedge doubles it.
+//! Cost: one request; four for a degraded read. Hedges add a tenth, and more only if answers take
+//! several times the usual time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -30,6 +32,7 @@ use super::super::layout::{BlobLayout, DegradedRead, DegradedSource, PIECE_BYTES
 use super::super::wire::{BlobHint, ChunkId};
 use super::chunk_nodes::{CallTerms, NodeFailure};
 use super::core::{BlobsCore, CallTime};
+use super::hedges::PATIENCE_FACTOR;
 use super::in_flight::{First, InFlight, first};
 use super::load::{CallGuard, CallKind};
 use super::stats::{BlobEvent, ReadWay};
@@ -395,6 +398,8 @@ impl<'a> ChunkFetch<'a> {
         let mut failures = FetchFailures::default();
         let mut calls = Reads::new();
         let mut is_hedge = false;
+        let mut waits_longer = false;
+        self.core.hedges.earn();
         loop {
             if calls.is_empty() || is_hedge {
                 match ways.pop_front() {
@@ -404,11 +409,14 @@ impl<'a> ChunkFetch<'a> {
                 }
                 is_hedge = false;
             }
-            let patience = if ways.is_empty() { None } else { self.patience(&mut calls) };
+            let patience = ways.front().and_then(|_| self.patience(&mut calls, waits_longer));
             let next = next_within(self.core, &mut calls, patience).await;
             let Some((read, outcome)) = next else {
-                self.note_hedge(&mut calls);
-                is_hedge = true;
+                waits_longer = !waits_longer && !self.may_hedge(&ways, &mut calls);
+                if !waits_longer {
+                    self.note_hedge(&mut calls);
+                    is_hedge = true;
+                }
                 continue;
             };
             match outcome {
@@ -479,18 +487,40 @@ impl<'a> ChunkFetch<'a> {
         fetch.run(self.core, self.terms).await
     }
 
-    /// Time until the read hedges: the usual time of the node that was asked last.
-    fn patience(&self, calls: &mut Reads<'_>) -> Option<Duration> {
+    /// Time until the read hedges: the usual time of the node that was asked last, or several times
+    /// as much if it `waits_longer`.
+    fn patience(&self, calls: &mut Reads<'_>, waits_longer: bool) -> Option<Duration> {
         let timing = &self.core.options.timing;
-        let kind = CallKind::of_read(total_bytes(self.ranges));
         let last = calls.tags_mut().max_by_key(|read| read.begun_ns)?;
-        let usual_ns = match last.way {
-            FetchWay::Direct(source) => self.core.loads.of(source.node).usual_ns(kind),
-            FetchWay::Degraded => None,
-        };
-        let usual = usual_ns.map_or(timing.hedge_first, Duration::from_nanos);
+        let usual = self.usual(last).unwrap_or(timing.hedge_first).max(timing.hedge_min);
         let since = self.core.runtime.now_ns().saturating_sub(last.begun_ns);
-        Some(usual.max(timing.hedge_min).saturating_sub(Duration::from_nanos(since)))
+        let whole = usual * if waits_longer { PATIENCE_FACTOR } else { 1 };
+        Some(whole.saturating_sub(Duration::from_nanos(since)))
+    }
+
+    /// The usual time of a way, if it is known.
+    fn usual(&self, read: &WayInFlight) -> Option<Duration> {
+        let kind = CallKind::of_read(total_bytes(self.ranges));
+        match read.way {
+            FetchWay::Direct(source) => {
+                self.core.loads.of(source.node).usual_ns(kind).map(Duration::from_nanos)
+            }
+            FetchWay::Degraded => None,
+        }
+    }
+
+    /// Whether the next way may be asked as well. A node without a usual time is always hedged,
+    /// because it may never have answered.
+    fn may_hedge(&self, ways: &VecDeque<FetchWay>, calls: &mut Reads<'_>) -> bool {
+        let last = calls.tags_mut().max_by_key(|read| read.begun_ns);
+        if last.is_none_or(|read| self.usual(read).is_none()) {
+            return true;
+        }
+        let requests = match ways.front() {
+            Some(FetchWay::Degraded) => u64::from(self.hint.scheme.chunks_min()),
+            _ => 1,
+        };
+        self.core.hedges.take(requests)
     }
 
     /// Notes that all ways in flight are late.

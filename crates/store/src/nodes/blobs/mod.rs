@@ -13,6 +13,7 @@
 //! | `lookup`, `hint` | holders of a blob |
 //! | `retention` | retain, release, strays |
 //! | `load` | load and usual times of nodes |
+//! | `hedges` | how many requests hedges may add |
 //! | `chunk_nodes`, `client_nodes` | the calls to nodes as a trait, and over the network |
 //! | `core`, `in_flight`, `stats` | what the others share |
 //!
@@ -35,6 +36,7 @@ mod chunk_nodes;
 mod client_nodes;
 mod core;
 mod fetch;
+mod hedges;
 mod hint;
 mod in_flight;
 mod load;

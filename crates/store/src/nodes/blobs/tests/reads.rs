@@ -166,6 +166,27 @@ fn slow_node_is_hedged() {
 }
 
 #[test]
+fn hedges_at_a_node_that_got_slower_are_bounded() {
+    let mut bench = Bench::new(6);
+    let bytes = bench.bytes(2 * MIB);
+    let blob = bench.write(FileClass::ValueSst, &bytes);
+    let reader = bench.blobs.open(&blob, context(FileClass::ValueSst)).unwrap();
+    for _ in 0..100 {
+        read_range(&*reader, 100, 100);
+    }
+    // A degraded read would always win, and the slower time of the node would stay unknown.
+    let (slow, _) = chunk(&blob, 0);
+    bench.nodes.node(slow, |node| node.delay = Duration::from_millis(3));
+    let before = bench.blobs.stats().read_requests;
+    for _ in 0..500 {
+        assert!(read_range(&*reader, 100, 100) == bytes[100..200]);
+    }
+    let sent = bench.blobs.stats().read_requests - before;
+    let hedges = bench.event(StoreEvent::HedgedRead);
+    assert!(hedges > 0 && sent <= 500 + 64 + 50, "{sent} requests, {hedges} hedges");
+}
+
+#[test]
 fn node_that_answers_in_its_usual_time_is_not_hedged() {
     let mut bench = Bench::new(6);
     let bytes = bench.bytes(2 * MIB);

@@ -11,9 +11,10 @@
 //! `command_line` parses flags, `claim` holds targets, `page` renders results and writes the pages
 //! of `docs/benchmarks/`, `plot` draws charts, `program` finds and starts the program to measure,
 //! `client` kills it or times its first read, `counted` counts its instructions, `role` runs a role
-//! of a cluster as a child process, `rounds` makes alternating runs, `sampling` takes samples
-//! during a run, `sides` compares the figures of runs, `machine` measures the use of processors,
-//! and `results` reads the result file of the program.
+//! of a cluster as a child process, `rounds` makes alternating runs, `journal` keeps their results
+//! if the command is interrupted, `sampling` takes samples during a run, `sides` compares the
+//! figures of runs, `machine` measures the use of processors, and `results` reads the result file
+//! of the program.
 //!
 //! A command, its module and its page have one name, except for `_` and `-`.
 //!
@@ -27,6 +28,7 @@ mod command_line;
 mod compare;
 mod counted;
 pub mod flexkv;
+mod journal;
 mod keigo;
 mod machine;
 mod model;

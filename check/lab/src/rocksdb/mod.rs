@@ -14,9 +14,9 @@
 //! Failure: a missed target is no error. A step that failed is one, after the table was printed.
 //! Cost: about an hour with the default flags.
 
+mod entry;
 mod flags;
 mod host;
-mod journal;
 mod plan;
 mod report;
 mod rows;
@@ -32,15 +32,16 @@ use archipelago_base::spawn::{Spawn as _, SystemSpawn};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::journal::{self, Journal};
 use crate::page::{self, Page, Style};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::json;
 use archipelago_bench::harness::process;
 use archipelago_bench::harness::report::say;
 use archipelago_bench::harness::store::{Error, Result};
+use entry::{Entry, Head};
 use flags::TableFlags;
 use host::Host;
-use journal::{Head, Journal};
 use session::Session;
 
 /// Runs the comparison with `args`, the words after `rocksdb`. A missed target is no error. A
@@ -52,7 +53,7 @@ pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, St
 
 fn make(flags: &TableFlags, args: &[OsString]) -> Result<()> {
     let (mut journal, head, mut entries) = match &flags.resume {
-        Some(path) => Journal::resume(path)?,
+        Some(path) => Journal::resume::<Head, Entry>(path)?,
         None => {
             let settings = flags.settings();
             let host = Host::look(&settings)?;

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
+use super::entry::Entry;
 use super::flags::Settings;
 use super::host::Host;
-use super::journal::Entry;
 use super::rows::{ROWS, Row, Target};
 use super::steps::{
     self, Step, THROTTLED_BYTES_PER_S, WRITER_BYTES_PER_S, cold_reads, overwrites, writes_of_two,

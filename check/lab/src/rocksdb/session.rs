@@ -12,11 +12,12 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock, SystemClock};
 use indicatif::ProgressBar;
 
+use super::entry::Entry;
 use super::flags::Settings;
-use super::journal::{Entry, Journal};
 use super::plan::{self, Costs};
 use super::steps::{self, Needs, Step};
 use crate::compare::run::{self, Onlooker, Program, Side, SideRun};
+use crate::journal::Journal;
 use archipelago_bench::harness::progress::say_above;
 use archipelago_bench::harness::store::{Error, FileSystem, LocalFs, Result};
 

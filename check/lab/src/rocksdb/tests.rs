@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::entry::Entry;
 use super::flags::Settings;
-use super::journal::Entry;
 use super::report::{Line, about, failures, lines, section};
 use super::rows::{Metric, NAMES, ROWS, Target};
 use super::steps::{Needs, Step, args};

@@ -21,7 +21,7 @@ Rows (--rows):
   mixed     point reads of values of 100 B to 16 KiB
   scans     scans and reads of Fixed-16K, Mixed-8K and Pareto-1K
   prefetch  scans on the emulated network volume, with and without prefetch of values
-  space     space over time under throttled updates, with bounds of 1.25 and 1.5
+  space     space over time under throttled updates, with bounds of 1.15, 1.25 and 1.5
   gc        garbage collection on the emulated network volume with a cold index
   off       instructions per operation without separation against an earlier program; only if
             --before names it (needs valgrind)

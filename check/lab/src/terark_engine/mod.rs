@@ -128,9 +128,8 @@ impl<'a> Runner<'a> {
     }
 
     fn run_one(&mut self, part: Part, mode: Mode, round: u64) -> Result<()> {
-        let live = plan::live_bytes(self.flags);
         let is_peer = |run: &&Run| (run.part, run.mode, run.round) == (part, Mode::BlobDb, round);
-        let peer_space = self.runs.iter().find(is_peer).and_then(|run| run.space_max(live));
+        let peer_space = self.runs.iter().find(is_peer).and_then(Run::space_max);
         let Self { flags, device, program, rounds, runs } = self;
         rounds.run_next(round, &format!("{part:?}: {}", mode.name()), |at| {
             let stage = Stage {

@@ -92,7 +92,6 @@ fn figures_of(
     kind: StepKind,
     name: &str,
 ) -> Option<Vec<String>> {
-    let live = plan::live_bytes(facts.flags);
     let is_sampled = part != Part::Mixed && kind == StepKind::Update;
     let middle = |decimals: usize, figure: &dyn Fn(&Run) -> Option<f64>| {
         let found = facts.median_of(part, mode, figure);
@@ -111,8 +110,8 @@ fn figures_of(
         middle(0, &|run| run.rate(kind, name)),
         middle(1, &|run| run.settle_s(kind)),
         middle(2, &|run| run.write_amplification(kind, name)),
-        space(&|run| run.space_mean(live)),
-        space(&|run| run.space_max(live)),
+        space(&Run::space_mean),
+        space(&Run::space_max),
         space(&|run| run.log_max_mib()),
         middle(0, &|run| run.peak_mib(kind)),
         runs.to_string(),
@@ -172,8 +171,8 @@ pub(super) fn settings(flags: &TerarkEngineFlags, peer: &str, took_s: u64) -> St
          {cache:.1} MiB, 10 bloom bits per key, 4 background jobs, values of 512 B and more \
          separated.\n\
          - **Space**: bytes of tables and value files over live bytes, every 100 ms during the \
-         updates. The log is not part of it. A bound of 1.25 or 1.5 includes a slack of {slack:.0} \
-         MiB. Updates of `space` are limited to {limit:.0} MB/s.\n",
+         updates. A scan of everything counts the live records afterwards. The log is not part of \
+         it. A bound of 1.15, 1.25 or 1.5 includes a slack of {slack:.0} MiB. Updates of `space` are limited to {limit:.0} MB/s.\n",
         version = env!("CARGO_PKG_VERSION"),
         runs = flags.runs(),
         scale = flags.device_scale,

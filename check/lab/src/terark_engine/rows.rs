@@ -1,5 +1,5 @@
 //! The rows of the table: figures of the runs, targets, and bounds by arithmetic. The functions are
-//! pure. Decision 0064 fixes the rows.
+//! pure. Decisions 0064 and 0109 fix the rows.
 
 use archipelago_env::device::Direction;
 use serde::Serialize;
@@ -27,6 +27,7 @@ const KEYS_SHARE_MIN: f64 = 0.0025;
 /// Round trips of a collection: one for its keys and one for the values. Files without garbage take
 /// no look-up.
 const COLLECTION_TRIPS_MIN: f64 = 2.0;
+const MIB: f64 = 1_048_576.0;
 /// Reason for which collection needs more calls than its target says.
 const SMALL_FILES: &str = "Each file costs a call for its keys and one for its values, and a flush \
                            of a memtable of 4 MiB writes files with few records.";
@@ -154,12 +155,12 @@ fn read_rate(_: &Facts<'_>, run: &Run) -> Option<f64> {
     run.rate(StepKind::Read, "readrandom")
 }
 
-fn space_max(facts: &Facts<'_>, run: &Run) -> Option<f64> {
-    run.space_max(plan::live_bytes(facts.flags))
+fn space_max(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.space_max()
 }
 
-fn space_mean(facts: &Facts<'_>, run: &Run) -> Option<f64> {
-    run.space_mean(plan::live_bytes(facts.flags))
+fn space_mean(_: &Facts<'_>, run: &Run) -> Option<f64> {
+    run.space_mean()
 }
 
 fn on_volume() -> Vec<Claim> {
@@ -257,11 +258,15 @@ fn served(run: &Run, paper: Paper, phase: Phase) -> Option<f64> {
 }
 
 fn of_space() -> Vec<Claim> {
-    use Mode::{BlobDb, Bound125, Bound150};
+    use Mode::{BlobDb, Bound115, Bound125, Bound150};
     let space = |name: &str, figure| Claim::new(Part::Space, name, "", figure);
     let limit = |mode: Mode| mode.space_limit().unwrap_or(f64::NAN);
     let largest = "largest space amplification at a sample";
     vec![
+        space(&format!("{largest}, bound 1.15"), space_max)
+            .of(Bound115)
+            .each_within(limit(Bound115))
+            .bound(|facts| Some(promised_space(facts, Bound115))),
         space(&format!("{largest}, bound 1.25"), space_max)
             .of(Bound125)
             .each_within(limit(Bound125))
@@ -278,9 +283,17 @@ fn of_space() -> Vec<Claim> {
         space("mean space amplification, bound 1.5", space_mean)
             .modes(Bound150, BlobDb)
             .bound(least_space),
+        Claim::new(Part::Space, "updates under the limit, bound 1.15", "ops/s", update_speed)
+            .modes(Bound115, Bound125)
+            .bound(limited_updates),
         Claim::new(Part::Space, "updates under the limit, bound 1.25", "ops/s", update_speed)
             .modes(Bound125, BlobDb)
             .bound(limited_updates),
+        Claim::new(Part::Space, "live bytes, counted by a scan", "MiB", |_, run| {
+            run.live_bytes().map(|bytes| bytes as f64 / MIB)
+        })
+        .modes(Bound125, BlobDb)
+        .bound(live_bound),
     ]
 }
 
@@ -298,6 +311,12 @@ fn of_collection() -> Vec<Claim> {
         })
         .within(1.0)
         .bound(read_bound),
+        row("bytes read, over the valid bytes and 0.5 % of the files", |_, run| {
+            let found = run.collection()?;
+            Some(found.read_share / (found.valid_share + READ_KEYS_SHARE))
+        })
+        .within(1.0)
+        .bound(read_bound_of_large_values),
         row("time, over look-ups and reads key by key", |_, run| {
             let by_key_s = 1.0 / run.rate(StepKind::KeyByKey, "readrandom")?;
             let found = run.collection()?;
@@ -379,7 +398,7 @@ fn writes_of_peer(facts: &Facts<'_>) -> Option<f64> {
 /// which BlobDB needed.
 fn update_bound_at_peers_space(facts: &Facts<'_>, others: Writes) -> Option<String> {
     let rewrites = rewrites_in(facts, Part::Update, StepKind::Update)?;
-    let space = facts.median_of(Part::Update, Mode::BlobDb, |run| space_max(facts, run))?;
+    let space = facts.median_of(Part::Update, Mode::BlobDb, Run::space_max)?;
     let share = plan::share_in_levels();
     let bound = plan::bound_below(facts.flags, space);
     let collected = bounds::plan(bound - 1.0, share).cost;
@@ -407,8 +426,7 @@ fn scan_bound(paper: Paper) -> String {
 
 /// Updates per second that the limit of the part allows.
 fn limited_updates(facts: &Facts<'_>) -> Option<String> {
-    let update_bytes = plan::KEY_BYTES + plan::VALUE_BYTES;
-    Some(format!("≤ {}", facts.flags.update_bytes_per_s / update_bytes))
+    Some(format!("≤ {}", facts.flags.update_bytes_per_s / plan::RECORD_BYTES))
 }
 
 /// Reads of a value one after another, over reads of many values in one call, by what the device
@@ -431,6 +449,24 @@ fn least_space(_: &Facts<'_>) -> Option<String> {
     Some("≥ 1.0".to_owned())
 }
 
+/// Space of tables without any garbage, and the bound that the engine promises if the data is too
+/// small for the limit of `mode`.
+fn promised_space(facts: &Facts<'_>, mode: Mode) -> String {
+    let limit = mode.space_limit().unwrap_or(f64::NAN);
+    let slack = plan::slack_bytes() as f64 / plan::live_bytes(facts.flags) as f64;
+    let promised = plan::bound_below(facts.flags, limit) + slack;
+    match promised > limit * 1.0001 {
+        true => format!("≥ 1.0; the engine promises {promised:.2} for so few bytes"),
+        false => "≥ 1.0".to_owned(),
+    }
+}
+
+/// Live bytes by arithmetic.
+fn live_bound(facts: &Facts<'_>) -> Option<String> {
+    let live = plan::live_bytes(facts.flags) as f64 / MIB;
+    Some(format!("{live:.0}: each key once"))
+}
+
 /// Calls per record of these files, of which each needs at least one call for its keys and one for
 /// its values.
 fn calls_bound(facts: &Facts<'_>) -> Option<String> {
@@ -444,9 +480,19 @@ fn calls_bound(facts: &Facts<'_>) -> Option<String> {
 /// Bytes that no collection of these files can avoid: valid values and a quarter of a per cent of
 /// keys, in the unit of the row.
 fn read_bound(facts: &Facts<'_>) -> Option<String> {
+    least_read(facts, READ_VALID_FACTOR)
+}
+
+/// Bytes that no collection of values of 16 KiB can avoid, in the unit of their own row.
+fn read_bound_of_large_values(facts: &Facts<'_>) -> Option<String> {
+    least_read(facts, 1.0)
+}
+
+/// Least bytes over the allowed ones, which are `factor` times the valid bytes and those of keys.
+fn least_read(facts: &Facts<'_>, factor: f64) -> Option<String> {
     let valid =
         facts.median_of(Part::Gc, Mode::Separated, |run| Some(run.collection()?.valid_share))?;
-    let least = (valid + KEYS_SHARE_MIN) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
+    let least = (valid + KEYS_SHARE_MIN) / (factor * valid + READ_KEYS_SHARE);
     Some(format!("{least:.2}"))
 }
 

@@ -116,16 +116,24 @@ impl Run {
         self.step(kind)?.result(benchmark)?.settled.as_ref()?.write_amplification
     }
 
-    /// Bytes of tables and value files over `live_bytes`, at each sample during the updates.
-    fn amplifications(&self, live_bytes: u64) -> Vec<f64> {
+    /// Bytes of keys and values that are live, counted by a scan of everything after the updates.
+    /// The updates do not change them, because each keeps its length and no record is new.
+    pub(super) fn live_bytes(&self) -> Option<u64> {
+        let counted = self.step(StepKind::Count)?.line(Step::COUNTED)?;
+        Some(counted.ops * plan::RECORD_BYTES).filter(|bytes| *bytes > 0)
+    }
+
+    /// Bytes of tables and value files over the live bytes, at each sample during the updates.
+    fn amplifications(&self) -> Vec<f64> {
         let samples = self.step(StepKind::Update).map_or(&[][..], |step| &step.space);
+        let Some(live) = self.live_bytes() else { return Vec::new() };
         let updating = samples.iter().filter(|sample| sample.is_updating);
-        updating.map(|sample| sample.data_bytes() as f64 / live_bytes as f64).collect()
+        updating.map(|sample| sample.data_bytes() as f64 / live as f64).collect()
     }
 
     /// Largest space amplification during the updates.
-    pub(super) fn space_max(&self, live_bytes: u64) -> Option<f64> {
-        self.amplifications(live_bytes).into_iter().reduce(f64::max)
+    pub(super) fn space_max(&self) -> Option<f64> {
+        self.amplifications().into_iter().reduce(f64::max)
     }
 
     /// Largest size of the log during the updates, in MiB.
@@ -140,8 +148,8 @@ impl Run {
     }
 
     /// Mean of the space amplifications during the updates.
-    pub(super) fn space_mean(&self, live_bytes: u64) -> Option<f64> {
-        let all = self.amplifications(live_bytes);
+    pub(super) fn space_mean(&self) -> Option<f64> {
+        let all = self.amplifications();
         (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
     }
 }

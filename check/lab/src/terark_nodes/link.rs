@@ -86,6 +86,11 @@ impl Link {
             + bytes / segments / self.stream_bytes_per_s
     }
 
+    /// Seconds of a read of `bytes` bytes through a connection: a round trip and the bytes.
+    pub(super) fn read_s(&self, bytes: f64) -> f64 {
+        self.round_trip_s + bytes / self.stream_bytes_per_s
+    }
+
     /// Share of the time of an append that four segments save for groups of `bytes` bytes.
     pub(super) fn gain_of_segments(&self, bytes: f64) -> f64 {
         1.0 - self.append_s(bytes, segments(bytes)) / self.append_s(bytes, 1.0)

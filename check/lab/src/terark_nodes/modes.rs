@@ -81,6 +81,8 @@ impl Workload {
 pub(super) enum Mode {
     InlineR3,
     InlineEc,
+    /// Each read takes as many bytes as a row of an erasure-coded file has, as with HDFS.
+    InlineEcRows,
     SeparatedR3,
     SeparatedEc,
     /// Separated, with the redundancy of each class, and a serial log.
@@ -89,6 +91,8 @@ pub(super) enum Mode {
     AllOn,
     /// The same with a program whose garbage collection looks up and reads key by key.
     AllOnByKey,
+    /// The same with a bound of 1.15 on space under throttled updates.
+    AllOnStretch,
     AllOnNoPrefetch,
     DrBuffered,
     AllOnBuffered,
@@ -111,11 +115,13 @@ impl Mode {
         match self {
             Self::InlineR3 => "no separation, R3",
             Self::InlineEc => "no separation, EC",
+            Self::InlineEcRows => "no separation, EC, whole rows",
             Self::SeparatedR3 => "separated, R3",
             Self::SeparatedEc => "separated, EC",
             Self::Dr => "separated, DR",
             Self::AllOn => "all on",
             Self::AllOnByKey => "all on, collection key by key",
+            Self::AllOnStretch => "all on, bound 1.15",
             Self::AllOnNoPrefetch => "all on, no prefetch",
             Self::DrBuffered => "separated, DR, log buffer",
             Self::AllOnBuffered => "all on, log buffer",
@@ -136,6 +142,7 @@ impl Mode {
             self,
             Self::InlineR3
                 | Self::InlineEc
+                | Self::InlineEcRows
                 | Self::InlineNoLog
                 | Self::LocalInline
                 | Self::LocalInlineNoLog
@@ -176,10 +183,11 @@ impl Mode {
     /// Redundancy of its files on storage nodes.
     pub(super) fn redundancy(self) -> Redundancy {
         match self {
-            Self::InlineEc | Self::SeparatedEc => Redundancy::CODED,
+            Self::InlineEc | Self::InlineEcRows | Self::SeparatedEc => Redundancy::CODED,
             Self::Dr
             | Self::AllOn
             | Self::AllOnByKey
+            | Self::AllOnStretch
             | Self::AllOnNoPrefetch
             | Self::DrBuffered
             | Self::AllOnBuffered => Redundancy::BY_CLASS,
@@ -189,8 +197,8 @@ impl Mode {
 
     /// Whether each copy of a log lies on one node.
     pub(super) fn has_serial_log(self) -> bool {
-        use Mode::{AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch};
-        !matches!(self, AllOn | AllOnByKey | AllOnNoPrefetch | AllOnBuffered)
+        use Mode::{AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch, AllOnStretch};
+        !matches!(self, AllOn | AllOnByKey | AllOnStretch | AllOnNoPrefetch | AllOnBuffered)
     }
 
     /// Words of a mode on storage nodes.

@@ -117,7 +117,10 @@ pub(super) enum Step {
     Latency,
     /// The load and the six workloads of YCSB.
     Ycsb,
-    /// A load of 16 KiB values.
+    /// A load of 16 KiB values by one thread, in batches that are as long as a group of many
+    /// threads. So one group of the log is under way at a time.
+    SingleGroups,
+    /// A load of 16 KiB values by all threads.
     LoopFill,
     /// Reads of these values with a cache that holds all of them.
     LoopRead,
@@ -147,6 +150,8 @@ pub(super) enum Course {
     Collection,
     Latency,
     Ycsb,
+    /// Loads with one group of the log under way at a time, and with several.
+    Groups,
     Loopback,
     Repair,
     TakeOver,
@@ -165,6 +170,7 @@ impl Course {
             Self::Collection => &[Step::Prepare, Step::ColdUpdate, Step::KeyByKey],
             Self::Latency => &[Step::Prepare, Step::Latency],
             Self::Ycsb => &[Step::Ycsb],
+            Self::Groups => &[Step::SingleGroups, Step::LoopFill],
             Self::Loopback => &[Step::LoopFill, Step::LoopRead],
             Self::Repair => &[Step::Prepare, Step::Repair],
             Self::TakeOver => &[Step::Prepare, Step::TakeOver],
@@ -198,9 +204,10 @@ impl Cell {
 /// The cells of a group, in the order of its runs.
 fn cells_of(group: Group) -> Vec<Cell> {
     use Mode::{
-        AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch, Dr, DrBuffered, Embedded,
-        EmbeddedBefore, InlineEc, InlineNoLog, InlineR3, LocalInline, LocalInlineNoLog,
-        LocalSeparated, LocalSeparatedNoLog, SeparatedEc, SeparatedNoLog, SeparatedR3, Simulated,
+        AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch, AllOnStretch, Dr, DrBuffered, Embedded,
+        EmbeddedBefore, InlineEc, InlineEcRows, InlineNoLog, InlineR3, LocalInline,
+        LocalInlineNoLog, LocalSeparated, LocalSeparatedNoLog, SeparatedEc, SeparatedNoLog,
+        SeparatedR3, Simulated,
     };
     let mut cells = Vec::new();
     let mut add = |workloads: &[Workload], modes: &[Mode], card, course| {
@@ -225,12 +232,13 @@ fn cells_of(group: Group) -> Vec<Cell> {
         Group::Log => {
             add(all, &[Dr, AllOn], Card::Full, Course::Fill);
             add(all, &[Dr, AllOn], Card::Fourfold, Course::Fill);
+            add(fixed, &[Dr, AllOn], Card::Full, Course::Groups);
+            add(fixed, &[Dr, AllOn], Card::Fourfold, Course::Groups);
         }
-        Group::Buffer => {
-            add(all, &[Dr, DrBuffered, AllOnBuffered], Card::Full, Course::Fill);
-        }
+        Group::Buffer => add(all, &[Dr, DrBuffered, AllOnBuffered], Card::Full, Course::Fill),
         Group::Space => {
-            let modes = [InlineR3, InlineEc, SeparatedR3, SeparatedEc, AllOn, AllOnByKey];
+            let modes =
+                [InlineR3, InlineEc, SeparatedR3, SeparatedEc, AllOn, AllOnStretch, AllOnByKey];
             add(all, &modes, Card::Full, Course::Throttled);
         }
         Group::Gc => add(fixed, &[AllOn], Card::Full, Course::Collection),
@@ -241,7 +249,8 @@ fn cells_of(group: Group) -> Vec<Cell> {
             add(mixed, &modes, Card::Full, Course::Throttled);
         }
         Group::Model => {
-            add(&[Workload::Pareto1k], &[InlineR3, InlineEc], Card::Full, Course::Latency);
+            let modes = [InlineR3, InlineEc, InlineEcRows];
+            add(&[Workload::Pareto1k], &modes, Card::Full, Course::Latency);
             add(fixed, &[Dr], Card::Full, Course::Latency);
         }
         Group::Motivation => {
@@ -250,9 +259,7 @@ fn cells_of(group: Group) -> Vec<Cell> {
             add(mixed, &local, Card::Full, Course::Whole);
             add(mixed, &remote, Card::Full, Course::Whole);
         }
-        Group::Loopback => {
-            add(fixed, &[Dr, LocalSeparated], Card::Absent, Course::Loopback);
-        }
+        Group::Loopback => add(fixed, &[Dr, LocalSeparated], Card::Absent, Course::Loopback),
         Group::Recovery => {
             add(fixed, &[Dr], Card::Full, Course::Repair);
             add(fixed, &[Dr], Card::Absent, Course::TakeOver);

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::bounds::{self, Usage};
+use super::bounds::{self, Latencies, Usage};
 use super::flags::NodesFlags;
 use super::link::Card;
 use super::modes::{Mode, Workload};
@@ -257,6 +257,30 @@ impl Facts<'_> {
             get_cpu: over(&|run| self.cpu_per_gb(run, Step::Read))?,
         };
         Some(usage.cost())
+    }
+
+    /// Mean latency of a small read with this mode, in seconds.
+    pub(super) fn small_read_s(&self, mode: Mode) -> Option<f64> {
+        self.median(Workload::Pareto1k, mode, |run| run.latency_s(Step::Latency, "read"))
+    }
+
+    /// The ratios of read latencies of the model of redundancy that were measured here, by the name
+    /// of the backend. With whole rows, a small read and a large one move the same bytes.
+    pub(super) fn latencies(&self) -> Vec<(&'static str, Latencies)> {
+        let small_s = self.small_read_s(Mode::InlineR3);
+        let of = |mode: Mode| Some(self.small_read_s(mode)? / small_s?);
+        let large = || {
+            let read = |run: &Run| run.latency_s(Step::Latency, "read");
+            Some(self.median(Workload::Fixed16k, Mode::Dr, read)? / small_s? - 1.0)
+        };
+        let own = of(Mode::InlineEc).zip(large()).map(|(small_coded, large_coded)| {
+            ("own, reads of cells", Latencies { small_coded, large_coded })
+        });
+        let rows = of(Mode::InlineEcRows).map(|ratio| {
+            let latencies = Latencies { small_coded: ratio, large_coded: ratio };
+            ("own, reads of whole rows", latencies)
+        });
+        own.into_iter().chain(rows).collect()
     }
 
     /// The rows of the requested groups whose runs were planned. A row whose runs failed has no

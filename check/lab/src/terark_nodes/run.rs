@@ -124,7 +124,7 @@ impl StepRun {
                 "read"
             }
             Step::Scan => "scan",
-            Step::LoopFill => return self.result("fillrandom"),
+            Step::LoopFill | Step::SingleGroups => return self.result("fillrandom"),
             Step::LoopRead => return self.result("readrandom"),
             Step::Ycsb
             | Step::Repair
@@ -222,6 +222,24 @@ impl Run {
         Some(bytes / (result.seconds.max(1e-9) * link.stream_bytes_per_s))
     }
 
+    /// Share of the rate of the fullest link that a step used, by arithmetic: of the card, or of
+    /// the connections. Adaptive log writing spreads its bytes over those to all nodes.
+    pub(super) fn fullest_share(&self, step: Step, scale: f64) -> Option<f64> {
+        let link = Link::new(self.cell.card, scale)?;
+        let rate = self.sent_rate(step)?;
+        let nodes = self.cell.course.nodes() as f64;
+        let connection = self.log_connection_share(step, scale);
+        let connection = connection.unwrap_or(rate / (nodes * link.stream_bytes_per_s));
+        Some((rate / link.card_bytes_per_s).max(connection))
+    }
+
+    /// Bytes per second that the card sent during a step.
+    pub(super) fn sent_rate(&self, step: Step) -> Option<f64> {
+        let result = self.main(step)?;
+        let bytes: u64 = result.network.iter().map(|entry| entry.sent_bytes).sum();
+        (!result.network.is_empty()).then(|| bytes as f64 / result.seconds.max(1e-9))
+    }
+
     /// Bytes per second that arrived at the card during a step.
     pub(super) fn received_rate(&self, step: Step) -> Option<f64> {
         let result = self.main(step)?;
@@ -244,6 +262,15 @@ impl Run {
         let result = found.main(self.cell.workload)?;
         let settled = result.settled.as_ref().and_then(|settled| settled.cpu_seconds);
         Some((settled.or(result.cpu_seconds)?, found.nodes_cpu_s.unwrap_or(0.0)))
+    }
+
+    /// Mean number of cores of client and storage nodes that were busy in a step. The time until
+    /// the store had settled counts.
+    pub(super) fn cores(&self, step: Step) -> Option<f64> {
+        let result = self.main(step)?;
+        let (client, nodes) = self.cpu_s(step)?;
+        let all = result.seconds + result.settle_seconds.unwrap_or(0.0);
+        Some((client + nodes) / all.max(1e-9))
     }
 
     /// The first figure that `of` takes from the events of the run.

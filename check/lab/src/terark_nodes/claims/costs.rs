@@ -2,11 +2,12 @@
 //! motivation (Figures 3 and 4), and of runs without emulation.
 
 use super::super::bounds;
-use super::super::link::Card;
+use super::super::link::{Card, Link};
 use super::super::modes::{Mode, Workload};
 use super::super::plan::{Group, Step};
 use super::super::rows::{Claim, Facts, Subject, times};
 use super::super::run::Run;
+use super::super::words::{BLOCK_BYTES, CELL_BYTES};
 use super::{BOUND_SHARE_MIN, rates};
 use crate::claim::median;
 
@@ -18,14 +19,7 @@ pub(super) fn cpu() -> Vec<Claim> {
         let name = "processor time of client and nodes per GB updated, s";
         Claim::new(subject(mode), name, "s", seconds).over(peer, seconds)
     };
-    let cores = |step: Step| {
-        move |_: &Facts<'_>, run: &Run| {
-            let result = run.main(step)?;
-            let (client, nodes) = run.cpu_s(step)?;
-            let all = result.seconds + result.settle_seconds.unwrap_or(0.0);
-            Some((client + nodes) / all.max(1e-9))
-        }
-    };
+    let cores = |step: Step| move |_: &Facts<'_>, run: &Run| run.cores(step);
     let busy = |mode: Mode, peer: Mode, name: &str, step: Step| {
         Claim::new(subject(mode), name, "cores", cores(step)).over(peer, cores(step))
     };
@@ -69,26 +63,25 @@ pub(super) fn cost() -> Vec<Claim> {
 pub(super) fn model() -> Vec<Claim> {
     let subject = |workload, mode| Subject { group: Group::Model, workload, mode };
     let latency_ms = |_: &Facts<'_>, run: &Run| Some(1e3 * run.latency_s(Step::Latency, "read")?);
-    let small_s = |facts: &Facts<'_>| {
-        let small = |run: &Run| run.latency_s(Step::Latency, "read");
-        facts.median(Workload::Pareto1k, Mode::InlineR3, small)
+    let small = |mode: Mode| {
+        let name = "latency of a small read, ms (K_s)";
+        Claim::new(subject(Workload::Pareto1k, mode), name, "ms", latency_ms)
+            .over(Mode::InlineR3, latency_ms)
+            .paper("1.3×")
     };
     vec![
-        Claim::new(
-            subject(Workload::Pareto1k, Mode::InlineEc),
-            "latency of a small read, ms (K_s)",
-            "ms",
-            latency_ms,
-        )
-        .over(Mode::InlineR3, latency_ms)
-        .bound(|_| Some("about 1×: a read of one cell".to_owned()))
-        .paper("1.3×"),
+        small(Mode::InlineEc).bound(|_| Some("about 1×: a read of one cell".to_owned())),
+        small(Mode::InlineEcRows).bound(|facts| {
+            let link = Link::new(Card::Full, facts.flags.scale)?;
+            let (cell, block) = (link.read_s(CELL_BYTES as f64), link.read_s(BLOCK_BYTES as f64));
+            Some(format!("≤ {}: a cell by each of four connections", times(cell / block)))
+        }),
         Claim::new(
             subject(Workload::Fixed16k, Mode::Dr),
             "large coded read over small replicated read (K_l)",
             "",
-            move |facts, run| {
-                let small = small_s(facts)?;
+            |facts, run| {
+                let small = facts.small_read_s(Mode::InlineR3)?;
                 Some((run.latency_s(Step::Latency, "read")? - small) / small)
             },
         )

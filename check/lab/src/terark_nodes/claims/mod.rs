@@ -1,5 +1,5 @@
 //! The list of all rows, in the order of the table, with the paper's statements, the targets and
-//! the bounds. Decisions 0072 and 0102 fix them. The functions are pure.
+//! the bounds. Decisions 0072, 0102 and 0109 fix them. The functions are pure.
 //!
 //! `microbenchmarks` has the rows of §5.2 and §5.3 of the paper, `features` those of §5.4,
 //! `collection` those of garbage collection (§4.4), `operation` those of repair, take-over, growth

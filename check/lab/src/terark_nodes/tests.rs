@@ -344,6 +344,40 @@ fn model_of_redundancy_gets_the_latencies_of_each_backend() {
 }
 
 #[test]
+fn charts_of_the_figures_have_bars_for_measured_modes() {
+    let words = ["--quick", "--only=ycsb,redundancy,log,buffer,cpu"];
+    let flags = nodes_flags(&words);
+    let named = |step, name| step_run(step, &Measured { name, ..LOAD });
+    let ycsb = vec![named(Step::Ycsb, "ycsba")];
+    let load = || vec![named(Step::Load, "fixed16kload")];
+    let mut updates = run_of(Mode::Dr, Card::Full, vec![named(Step::Update, "mixed8kupdate")]);
+    updates.cell.workload = Workload::Mixed8k;
+    let runs = [
+        run_of(Mode::AllOn, Card::Full, ycsb),
+        run_of(Mode::SeparatedR3, Card::Full, load()),
+        run_of(Mode::Dr, Card::Full, load()),
+        run_of(Mode::AllOn, Card::Fourfold, load()),
+        run_of(Mode::DrBuffered, Card::Full, load()),
+        updates,
+    ];
+    let cells = cells_of(&runs);
+    let charts = plots::all(&Facts { flags: &flags, cells: &cells, runs: &runs });
+    let chart = |wanted: &str| {
+        let found = charts.iter().find(|(name, _)| name == wanted);
+        found.map(|(_, svg)| svg.as_str()).unwrap_or_else(|| panic!("no {wanted}"))
+    };
+    assert!(chart("ycsb.svg").contains(">all on<"));
+    assert!(chart("redundancy-fixed16k.svg").contains(">1.00<"));
+    assert!(chart("log.svg").contains(">separated, DR<"));
+    assert!(chart("log-latency-wide.svg").contains(">all on<"));
+    assert!(chart("log-buffer.svg").contains(">separated, DR, log buffer<"));
+    // One second of the client and one of the nodes in a second.
+    assert!(chart("cpu-cores.svg").contains(">2.00<"));
+    assert!(chart("cpu-network.svg").contains(">80.00<"));
+    assert!(!charts.iter().any(|(name, _)| name == "redundancy-pareto1k.svg"));
+}
+
+#[test]
 fn cost_follows_from_space_and_processor_time() {
     let flags = nodes_flags(&["--quick", "--only=cost"]);
     let of = |mode, stored: u64, cpu_s: f64| {

@@ -38,12 +38,14 @@ Groups (--only):
 All times of network and devices are stretched by --scale: with 25, a card of 25 Gbit/s has 125
 MB/s and a round trip of 80 us takes 2 ms. Decision 0072 in docs/decisions fixes the testbed and the
 rows. Each run has six storage nodes of its own in a directory in memory (--dir), which it removes.
-The whole table writes 6 GB into memory at most and takes more than a day. docs/benchmarks/method.md
-lists the minutes of each group. Tables go to standard output. The directory of --out gets them in
-Markdown as report.md, every figure as report.json, and charts as SVG.
+The whole table writes 6 GB into memory at most and takes more than a day. The plan with the
+estimated minutes of each group goes to standard error before the first run, and --plan prints only
+that. Tables go to standard output. The directory of --out gets them in Markdown as report.md, every
+figure as report.json, and charts as SVG.
 
 Examples:
   archipelago-lab terark-nodes --quick --only=insert,redundancy
+  archipelago-lab terark-nodes --plan --only=space,gc
   archipelago-lab terark-nodes --only=space --workloads=fixed16k --out=space
   archipelago-lab terark-nodes --only=embedded --before=/tmp/earlier/archipelago --runs=5
   archipelago-lab terark-nodes --quick --only=log --page docs/benchmarks/terark-nodes.md#log
@@ -75,6 +77,9 @@ pub(super) struct NodesFlags {
     /// Measure only these modes. A row needs both of its modes
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODES")]
     pub(super) modes: Vec<Mode>,
+    /// Print the plan with its estimated time, and measure nothing
+    #[arg(long)]
+    pub(super) plan: bool,
     /// Factor by which times of network and devices are stretched
     #[arg(long, default_value_t = 25.0, value_name = "F")]
     pub(super) scale: f64,

@@ -7,6 +7,7 @@
 //! | `link` | the emulated network and device |
 //! | `modes` | workloads, and ways to store them |
 //! | `plan`, `words` | the runs, their steps, and the words of each process |
+//! | `estimate` | the time that the runs will take |
 //! | `node` | a storage node as a process |
 //! | `cluster` | the storage nodes of a run, and their manager |
 //! | `run`, `events` | one run and its figures |
@@ -35,6 +36,7 @@ mod bounds;
 mod claims;
 mod cluster;
 mod embedded;
+mod estimate;
 mod events;
 mod flags;
 mod growth;
@@ -104,6 +106,11 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
             "nothing is measured: no group of --only has these workloads and modes. {}",
             notes.join(" ")
         )));
+    }
+    eprint!("{}", estimate::text(flags, &cells));
+    if flags.plan {
+        runner.finish();
+        return Ok(());
     }
     let result = runner.run_all(&cells);
     let runs = runner.finish();

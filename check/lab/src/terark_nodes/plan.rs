@@ -202,7 +202,7 @@ impl Cell {
 }
 
 /// The cells of a group, in the order of its runs.
-fn cells_of(group: Group) -> Vec<Cell> {
+pub(super) fn cells_of(group: Group) -> Vec<Cell> {
     use Mode::{
         AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch, AllOnStretch, Dr, DrBuffered, Embedded,
         EmbeddedBefore, InlineEc, InlineEcRows, InlineNoLog, InlineR3, LocalInline,

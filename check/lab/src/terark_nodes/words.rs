@@ -33,9 +33,9 @@ const BOUND_LOOSE: f64 = 2.0;
 /// Bytes per second of throttled updates at full speed (§5.4.3).
 const THROTTLED_BYTES_PER_S: f64 = 200e6;
 /// Reads of one thread that measure latencies.
-const LATENCY_READS: u64 = 1000;
+pub(super) const LATENCY_READS: u64 = 1000;
 /// Reads that measure the time of one key without a cache.
-const KEY_BY_KEY_READS: u64 = 200;
+pub(super) const KEY_BY_KEY_READS: u64 = 200;
 /// Bytes of a block of a table.
 pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 /// Bytes of a cell of a coded file below 64 MiB.

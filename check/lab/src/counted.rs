@@ -32,7 +32,7 @@ pub(crate) struct Counting<'a> {
 
 impl Counting<'_> {
     /// Instructions per operation of each benchmark of [`COUNTED`].
-    pub(crate) fn per_operation(&self) -> Result<BTreeMap<&'static str, f64>> {
+    pub(crate) fn per_operation(&self) -> Result<BTreeMap<String, f64>> {
         run_to_end(self.program, &self.load_words())?;
         let mut found = BTreeMap::new();
         for benchmark in COUNTED {
@@ -42,7 +42,7 @@ impl Counting<'_> {
                 *count = instructions(self.program, &words, &self.dir.join("callgrind.out"))?;
             }
             let more = counts[1].saturating_sub(counts[0]) as f64;
-            found.insert(benchmark, more / (OPS[1] - OPS[0]) as f64);
+            found.insert(benchmark.to_owned(), more / (OPS[1] - OPS[0]) as f64);
         }
         Ok(found)
     }

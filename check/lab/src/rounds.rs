@@ -35,8 +35,17 @@ pub(crate) struct Rounds {
 impl Rounds {
     /// Makes a directory for all runs in `parent`, whose name begins with `name`.
     pub(crate) fn new(parent: &Path, name: &str) -> Result<Self> {
-        let base = absolute(&parent.join(format!("{name}-{:08x}", entropy_seed() as u32)))?;
-        LocalFs::new().create_dir_all(&base)?;
+        Self::in_dir(new_dir(parent, name)?)
+    }
+
+    /// Makes the directory `base` for all runs. What a process left there that was killed is
+    /// removed.
+    pub(crate) fn in_dir(base: PathBuf) -> Result<Self> {
+        let fs = LocalFs::new();
+        if fs.exists(&base)? {
+            fs.remove_dir_all(&base)?;
+        }
+        fs.create_dir_all(&base)?;
         Ok(Self { base, bar: runs_bar() })
     }
 
@@ -96,6 +105,11 @@ impl Rounds {
             eprintln!("{} stays: {error}", self.base.display());
         }
     }
+}
+
+/// A path for a new directory in `parent`, whose name begins with `name`.
+pub(crate) fn new_dir(parent: &Path, name: &str) -> Result<PathBuf> {
+    absolute(&parent.join(format!("{name}-{:08x}", entropy_seed() as u32)))
 }
 
 /// Calls `run` after it has made the directory `dir`, and then removes the directory, also if `run`

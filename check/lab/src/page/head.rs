@@ -58,7 +58,7 @@ impl Head {
     pub(super) fn look(title: &str, name: &str, args: &[OsString]) -> Self {
         Self {
             title: title.to_owned(),
-            commit: COMMIT.get_or_init(commit).clone(),
+            commit: remembered_commit(),
             command: command(name, args),
             machine: Machine::look().text(),
             date: date(SystemClock::new().unix_ms()),
@@ -93,6 +93,11 @@ static COMMIT: OnceLock<String> = OnceLock::new();
 /// Remembers the commit for the heads of all pages.
 pub(crate) fn remember_commit() {
     COMMIT.get_or_init(commit);
+}
+
+/// The commit that [`remember_commit`] remembered, or that of now.
+pub(crate) fn remembered_commit() -> String {
+    COMMIT.get_or_init(commit).clone()
 }
 
 /// The commit of the working directory, and whether files other than benchmark pages differ from

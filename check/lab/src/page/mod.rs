@@ -31,7 +31,7 @@ use archipelago_bench::harness::store::{
 use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 
-pub(crate) use head::{Machine, date, remember_commit};
+pub(crate) use head::{Machine, date, remember_commit, remembered_commit};
 pub(crate) use report::Report;
 pub(crate) use row::{Ratio, Row, RowTarget, Verdict};
 

@@ -30,11 +30,13 @@ Data is 1 GiB of 24-byte keys and values, with memtables 4 MiB x 4, tables 4 MiB
 a base level of 2 MiB and a cache of 1 % of the data. Decision 0064 in docs/decisions fixes the rows.
 Modes alternate, and each run has processes and a directory of its own. Tables go to standard
 output. The directory of --out gets them in Markdown as report.md, every figure as report.json, and
-charts as SVG.
+charts as SVG. Each run is appended to runs.jsonl there, and --resume continues with it after an
+interruption.
 
 Examples:
   archipelago-lab terark-engine --quick
   archipelago-lab terark-engine --rows=space,gc --out=space
+  archipelago-lab terark-engine --resume=space/runs.jsonl
   archipelago-lab terark-engine --rows=off --before=/tmp/earlier/archipelago
 
 db_bench is in Debian's package rocksdb-tools.";
@@ -54,6 +56,9 @@ pub(super) struct TerarkEngineFlags {
     /// Measure only these rows
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) rows: Vec<Part>,
+    /// Continue with the journal of an interrupted run and its flags
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub(super) resume: Option<PathBuf>,
     /// Runs of each mode; default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: Option<u64>,

@@ -11,6 +11,8 @@
 //! 2. Rows, sizes and targets were fixed before the results were known (decision 0064).
 //! 3. A rate "until settled" includes the time until compaction and garbage collection rest.
 //! 4. The space of both sides is sampled from outside, so that garbage of every kind counts.
+//! 5. The journal holds every run before the next one starts, so that `--resume` continues after an
+//!    interruption.
 //!
 //! Failure: a missed target is no error. After a run that failed, the reports are written with the
 //! runs that succeeded, and the command returns the error.
@@ -30,8 +32,9 @@ use archipelago_base::clock::{Clock as _, SystemClock};
 use serde::Serialize;
 
 use crate::compare::db_bench_version;
+use crate::journal::RunJournal;
 use crate::page;
-use crate::rounds::Rounds;
+use crate::rounds::{Rounds, new_dir};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::store::{DeviceSpec, FileSystem as _, LocalFs, Result};
 use flags::TerarkEngineFlags;
@@ -43,6 +46,8 @@ use run::{Run, Stage};
 const NETWORK_VOLUME: &str = include_str!("../../../../docs/devices/network-volume.toml");
 /// Title of the report and of the page.
 const TITLE: &str = "Separated values: BlobDB and the engine without separation";
+/// Name of the command.
+const COMMAND: &str = "terark-engine";
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
@@ -57,10 +62,24 @@ struct Results<'a> {
 /// Runs the command with `args`, the words after `terark-engine`.
 pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = TerarkEngineFlags::read(args)?;
-    Ok(make(&flags, args))
+    let Some(path) = &flags.resume else { return Ok(make(&flags, args, None)) };
+    match RunJournal::resume(path, COMMAND) {
+        Ok(journal) => {
+            let words = journal.words().to_owned();
+            let mut flags = TerarkEngineFlags::read(&words)?;
+            flags.out = journal.out().to_owned();
+            Ok(make(&flags, &words, Some(journal)))
+        }
+        Err(error) => Ok(Err(error)),
+    }
 }
 
-fn make(flags: &TerarkEngineFlags, args: &[OsString]) -> Result<()> {
+/// Makes the runs that `resumed` does not have, and the reports.
+fn make(
+    flags: &TerarkEngineFlags,
+    args: &[OsString],
+    resumed: Option<RunJournal<Run>>,
+) -> Result<()> {
     let fs = LocalFs::for_reports();
     fs.create_dir_all(&flags.out)?;
     let device_file = flags.out.join("device.toml");
@@ -72,44 +91,56 @@ fn make(flags: &TerarkEngineFlags, args: &[OsString]) -> Result<()> {
     let needs_peer = parts.iter().any(|part| part.modes().contains(&Mode::BlobDb));
     let peer = if needs_peer { db_bench_version(&flags.db_bench)? } else { String::new() };
     let clock = SystemClock::new();
-    let mut runner = Runner::new(flags, &device_file)?;
+    let program = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+    let journal = match resumed {
+        Some(journal) => journal,
+        None => {
+            let base = flags.db.clone().unwrap_or_else(std::env::temp_dir);
+            RunJournal::create(&flags.out, COMMAND, args, new_dir(&base, "archipelago-terark")?)?
+        }
+    };
+    let mut runner = Runner::new(flags, &device_file, program, journal)?;
     let result = runner.run_all(&parts);
-    let runs = runner.finish();
+    let journal = runner.finish();
+    let runs = journal.runs();
     if runs.is_empty() {
-        return result;
+        return journal.end(result);
     }
-    let facts = Facts { flags, device: &device, runs: &runs };
+    let facts = Facts { flags, device: &device, runs };
     let rows = facts.rows();
     let settings = report::settings(flags, &peer, clock.now_ns() / 1_000_000_000);
     let sections = report::sections(&facts, &rows);
     let version = env!("CARGO_PKG_VERSION");
-    let data = Results { version, settings: &settings, device: &device, rows, runs: &runs };
+    let data = Results { version, settings: &settings, device: &device, rows, runs };
     let plots = plots::all(&facts);
     let settings = settings.as_str();
-    let (command, appendix) = ("terark-engine", None);
+    let (command, appendix) = (COMMAND, None);
     page::Report { title: TITLE, command, args, settings, sections, appendix, plots }.publish(
         &flags.out,
         flags.page.as_deref(),
         &data,
     )?;
-    result
+    journal.end(result)
 }
 
-/// Makes the runs and collects their figures.
+/// Makes the runs that the journal does not have yet.
 struct Runner<'a> {
     flags: &'a TerarkEngineFlags,
     device: &'a Path,
     program: PathBuf,
     rounds: Rounds,
-    runs: Vec<Run>,
+    journal: RunJournal<Run>,
 }
 
 impl<'a> Runner<'a> {
-    fn new(flags: &'a TerarkEngineFlags, device: &'a Path) -> Result<Self> {
-        let program = crate::program::named_or_beside(flags.archipelago.as_ref())?;
-        let base = flags.db.clone().unwrap_or_else(std::env::temp_dir);
-        let rounds = Rounds::new(&base, "archipelago-terark")?;
-        Ok(Self { flags, device, program, rounds, runs: Vec::new() })
+    fn new(
+        flags: &'a TerarkEngineFlags,
+        device: &'a Path,
+        program: PathBuf,
+        journal: RunJournal<Run>,
+    ) -> Result<Self> {
+        let rounds = Rounds::in_dir(journal.dir().to_owned())?;
+        Ok(Self { flags, device, program, rounds, journal })
     }
 
     /// Makes all runs, up to the first one that fails.
@@ -129,9 +160,14 @@ impl<'a> Runner<'a> {
 
     fn run_one(&mut self, part: Part, mode: Mode, round: u64) -> Result<()> {
         let is_peer = |run: &&Run| (run.part, run.mode, run.round) == (part, Mode::BlobDb, round);
-        let peer_space = self.runs.iter().find(is_peer).and_then(Run::space_max);
-        let Self { flags, device, program, rounds, runs } = self;
+        let peer_space = self.journal.runs().iter().find(is_peer).and_then(Run::space_max);
+        let Self { flags, device, program, rounds, journal } = self;
         rounds.run_next(round, &format!("{part:?}: {}", mode.name()), |at| {
+            let is_it = |run: &Run| (run.part, run.mode, run.round) == (part, mode, round);
+            if journal.runs().iter().any(is_it) {
+                (at.said)("the journal has it");
+                return Ok(());
+            }
             let stage = Stage {
                 case: Case { flags, part, mode, round: at.round, peer_space },
                 archipelago: program,
@@ -139,15 +175,14 @@ impl<'a> Runner<'a> {
                 dir: at.dir.clone(),
                 said: at.said,
             };
-            runs.push(stage.run()?);
-            Ok(())
+            journal.push(stage.run()?)
         })
     }
 
     /// Removes the directory, and returns the runs.
-    fn finish(self) -> Vec<Run> {
+    fn finish(self) -> RunJournal<Run> {
         self.rounds.finish();
-        self.runs
+        self.journal
     }
 }
 

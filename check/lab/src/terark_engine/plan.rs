@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds;
 use super::flags::TerarkEngineFlags;
@@ -41,7 +41,7 @@ const BOUND_MIN: f64 = 1.05;
 pub(super) const BOUND: f64 = 1.5;
 
 /// A part of the table, by its name in `--rows`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]
 pub(super) enum Part {
@@ -110,7 +110,7 @@ impl Part {
 }
 
 /// Way in which a run stores values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
     /// All values lie in the levels.
@@ -160,7 +160,7 @@ impl Mode {
 }
 
 /// Kind of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum StepKind {
     /// A load with repetition, on an empty database.
@@ -182,7 +182,7 @@ pub(super) enum StepKind {
 }
 
 /// A workload of the paper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Paper {
     Fixed16k,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::{self, Case, Mode, Part, Step, StepKind};
 use crate::compare::parse::ResultLine;
@@ -24,7 +24,7 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 const MIB: f64 = 1_048_576.0;
 
 /// Files of the database at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SpaceSample {
     /// Seconds since the start of the process.
     pub(super) t_s: f64,
@@ -46,7 +46,7 @@ impl SpaceSample {
 }
 
 /// A process and its figures.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StepRun {
     pub(super) kind: StepKind,
     pub(super) side: SideRun,
@@ -56,14 +56,14 @@ pub(super) struct StepRun {
 }
 
 /// A run with its case.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) part: Part,
     pub(super) mode: Mode,
     pub(super) round: u64,
     pub(super) steps: Vec<StepRun>,
     /// Instructions per operation, by benchmark.
-    pub(super) instructions: BTreeMap<&'static str, f64>,
+    pub(super) instructions: BTreeMap<String, f64>,
 }
 
 impl StepRun {
@@ -310,7 +310,7 @@ impl Stage<'_> {
     }
 
     /// Instructions per operation of the program of the mode.
-    fn count(&self) -> Result<BTreeMap<&'static str, f64>> {
+    fn count(&self) -> Result<BTreeMap<String, f64>> {
         let program = match (self.case.mode, &self.case.flags.before) {
             (Mode::Earlier, Some(before)) => before.as_path(),
             _ => self.archipelago,

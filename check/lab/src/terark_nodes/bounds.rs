@@ -5,7 +5,7 @@
 //! A run whose card is the only full resource sends as many user bytes as the card allows. So the
 //! ratio of two sums of bytes per user byte is the highest possible speed-up.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Copies of each log byte. The third copy costs its bytes although no writer waits for it.
 const LOG_COPIES: f64 = 3.0;
@@ -141,7 +141,7 @@ pub(super) fn mixed_over_replicated(tables: f64) -> f64 {
 }
 
 /// Bytes of a lost node, by the way in which they are made again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LostBytes {
     /// Bytes of copies, each of which is read from one node.
     pub(super) copied: u64,

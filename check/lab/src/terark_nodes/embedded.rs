@@ -24,13 +24,13 @@ const FILE_RECORDS: u64 = 20_000;
 const RECORDS_PER_READ: u64 = 4;
 
 /// Figures of one program.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct EmbeddedFigures {
     /// Operations per second, by benchmark.
     pub(super) rates: BTreeMap<String, f64>,
     /// Instructions per operation, by benchmark. Empty after the first round, because they do not
     /// differ between rounds.
-    pub(super) instructions: BTreeMap<&'static str, f64>,
+    pub(super) instructions: BTreeMap<String, f64>,
     /// Kinds and lengths of the files after a load, sorted. Empty after the first round.
     pub(super) files: Vec<String>,
 }

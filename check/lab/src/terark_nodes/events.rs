@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::store::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::{LostBytes, RepairRate};
 use super::cluster::Cluster;
@@ -31,7 +31,7 @@ const LOG_MAX: Duration = Duration::from_secs(120);
 const READS_SHARE: f64 = 0.8;
 
 /// A repair after the loss of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RepairFigures {
     /// Seconds from the time at which the node counts as lost until nothing is left to repair;
     /// `None` if the repair did not end in time.
@@ -119,7 +119,7 @@ fn joined(reader: ScopedJoinHandle<'_, Result<Option<f64>>>) -> Result<Option<f6
 }
 
 /// A take-over after the death of an owner.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct TakeOverFigures {
     /// Seconds from the start of the next owner, right after the kill, until it has read a key.
     pub(super) seconds: f64,

@@ -41,12 +41,14 @@ rows. Each run has six storage nodes of its own in a directory in memory (--dir)
 The whole table writes 6 GB into memory at most and takes more than a day. The plan with the
 estimated minutes of each group goes to standard error before the first run, and --plan prints only
 that. Tables go to standard output. The directory of --out gets them in Markdown as report.md, every
-figure as report.json, and charts as SVG.
+figure as report.json, and charts as SVG. Each run is appended to runs.jsonl there, and --resume
+continues with it after an interruption.
 
 Examples:
   archipelago-lab terark-nodes --quick --only=insert,redundancy
   archipelago-lab terark-nodes --plan --only=space,gc
   archipelago-lab terark-nodes --only=space --workloads=fixed16k --out=space
+  archipelago-lab terark-nodes --resume=space/runs.jsonl
   archipelago-lab terark-nodes --only=embedded --before=/tmp/earlier/archipelago --runs=5
   archipelago-lab terark-nodes --quick --only=log --page docs/benchmarks/terark-nodes.md#log
   archipelago-lab terark-nodes --page docs/benchmarks/terark-nodes.md";
@@ -80,6 +82,9 @@ pub(super) struct NodesFlags {
     /// Print the plan with its estimated time, and measure nothing
     #[arg(long)]
     pub(super) plan: bool,
+    /// Continue with the journal of an interrupted run and its flags
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub(super) resume: Option<PathBuf>,
     /// Factor by which times of network and devices are stretched
     #[arg(long, default_value_t = 25.0, value_name = "F")]
     pub(super) scale: f64,

@@ -6,13 +6,13 @@
 
 use archipelago_bench::harness::store::{Error, Result};
 use archipelago_sim::storage::{GROWTH_SIZES, GrowthSize, growth};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Share of the clients' cards from which they count as full.
 const FULL_MIN: f64 = 0.9;
 
 /// The throughput of one cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct GrowthFigures {
     pub(super) nodes: u64,
     /// Number of hosts with writers.

@@ -9,7 +9,7 @@
 
 use archipelago_env::device::Direction;
 use archipelago_fabric::paced::CardSettings;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::ReadTimes;
 use archipelago_bench::harness::store::{DeviceSpec, Result};
@@ -24,7 +24,7 @@ const STREAM_BYTES_PER_S: f64 = 5e9 / 8.0;
 const ROUND_TRIP_US: f64 = 80.0;
 
 /// Width of the client's card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Card {
     /// The card of the paper.

@@ -29,6 +29,9 @@
 //! 4. A run is valid only if processors were not the limit. The report prints each run's use of
 //!    processors and card.
 //!
+//! 5. The journal holds every run before the next one starts, so that `--resume` continues after an
+//!    interruption.
+//!
 //! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
 //! other runs go on, and the command returns the first error.
 
@@ -56,8 +59,9 @@ use std::path::{Path, PathBuf};
 use archipelago_base::clock::{Clock as _, SystemClock};
 use serde::Serialize;
 
+use crate::journal::RunJournal;
 use crate::page;
-use crate::rounds::{Rounds, absolute};
+use crate::rounds::{Rounds, absolute, new_dir};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
 use flags::NodesFlags;
@@ -71,6 +75,8 @@ pub(crate) use node::{COMMAND as NODE_COMMAND, serve as serve_node};
 
 /// Title of the report and of the page.
 const TITLE: &str = "Storage nodes: the evaluation of Terark-DS";
+/// Name of the command.
+const COMMAND: &str = "terark-nodes";
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
@@ -86,21 +92,23 @@ struct Results<'a> {
 /// Runs the command with `args`, the words after `terark-nodes`.
 pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = NodesFlags::read(args)?;
-    Ok(make(&flags, args))
+    let Some(path) = &flags.resume else { return Ok(make(&flags, args, None)) };
+    match RunJournal::resume(path, COMMAND) {
+        Ok(journal) => {
+            let words = journal.words().to_owned();
+            let mut flags = NodesFlags::read(&words)?;
+            flags.out = journal.out().to_owned();
+            Ok(make(&flags, &words, Some(journal)))
+        }
+        Err(error) => Ok(Err(error)),
+    }
 }
 
-fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
-    let fs = LocalFs::for_reports();
-    fs.create_dir_all(&flags.out)?;
-    // Node processes and the client get paths that do not depend on a directory.
-    let device_file = absolute(&flags.out.join("device.toml"))?;
-    page::write(&device_file, link::device_text())?;
-    let device = link::device(flags.scale)?;
-    let clock = SystemClock::new();
-    let mut runner = Runner::new(flags, &device_file)?;
-    let (cells, notes) = runner.supported(plan::cells(flags))?;
+/// Makes the runs that `resumed` does not have, and the reports.
+fn make(flags: &NodesFlags, args: &[OsString], resumed: Option<RunJournal<Run>>) -> Result<()> {
+    let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+    let (cells, notes) = supported(flags, &archipelago, plan::cells(flags))?;
     if cells.is_empty() {
-        runner.finish();
         let notes: Vec<&str> = notes.iter().map(|note| note.text.as_str()).collect();
         return Err(Error::invalid(format!(
             "nothing is measured: no group of --only has these workloads and modes. {}",
@@ -109,30 +117,41 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     }
     eprint!("{}", estimate::text(flags, &cells));
     if flags.plan {
-        runner.finish();
         return Ok(());
     }
+    LocalFs::for_reports().create_dir_all(&flags.out)?;
+    // Node processes and the client get paths that do not depend on a directory.
+    let device_file = absolute(&flags.out.join("device.toml"))?;
+    page::write(&device_file, link::device_text())?;
+    let device = link::device(flags.scale)?;
+    let clock = SystemClock::new();
+    let journal = match resumed {
+        Some(journal) => journal,
+        None => {
+            let dir = new_dir(&flags.base_dir(), "archipelago-terark")?;
+            RunJournal::create(&flags.out, COMMAND, args, dir)?
+        }
+    };
+    let mut runner = Runner::new(flags, &device_file, archipelago, journal)?;
     let result = runner.run_all(&cells);
-    let runs = runner.finish();
+    let journal = runner.finish();
+    let runs = journal.runs();
     if runs.is_empty() {
-        return result;
+        return journal.end(result);
     }
-    let facts = Facts { flags, cells: &cells, runs: &runs };
+    let facts = Facts { flags, cells: &cells, runs };
     let rows = facts.rows(&claims::all());
     let settings = report::settings(flags, &device, clock.now_ns() / 1_000_000_000);
     let sections = report::sections(&facts, &rows, &notes);
     let version = env!("CARGO_PKG_VERSION");
     let link = Link::new(Card::Full, flags.scale);
-    let data = Results { version, settings: &settings, link, device: &device, rows, runs: &runs };
+    let data = Results { version, settings: &settings, link, device: &device, rows, runs };
     let plots = plots::all(&facts);
     let settings = settings.as_str();
-    let (command, appendix) = ("terark-nodes", Some(report::appendix(&facts)));
-    page::Report { title: TITLE, command, args, settings, sections, appendix, plots }.publish(
-        &flags.out,
-        flags.page.as_deref(),
-        &data,
-    )?;
-    result
+    let appendix = Some(report::appendix(&facts));
+    page::Report { title: TITLE, command: COMMAND, args, settings, sections, appendix, plots }
+        .publish(&flags.out, flags.page.as_deref(), &data)?;
+    journal.end(result)
 }
 
 /// A sentence about rows of a group that are left out.
@@ -142,47 +161,57 @@ struct Note {
     text: String,
 }
 
-/// Makes the runs and collects their figures.
+/// Makes the runs that the journal does not have yet.
 struct Runner<'a> {
     flags: &'a NodesFlags,
     device: &'a Path,
     archipelago: PathBuf,
     node_program: PathBuf,
     rounds: Rounds,
-    runs: Vec<Run>,
+    journal: RunJournal<Run>,
+}
+
+/// The cells that the programs can run, and notes about the rows of those that they cannot.
+fn supported(
+    flags: &NodesFlags,
+    archipelago: &Path,
+    mut cells: Vec<Cell>,
+) -> Result<(Vec<Cell>, Vec<Note>)> {
+    let mut notes = report::notes_of_programs(flags);
+    let is_buffered = cells.iter().any(|cell| cell.mode.is_buffered());
+    if is_buffered && !crate::program::bench_help(archipelago)?.contains("--log_buffer_bytes") {
+        cells.retain(|cell| !cell.mode.is_buffered());
+        let text = format!(
+            "The log buffer is not supported by this build: {} bench knows no --log_buffer_bytes, \
+             so the rows of the buffer are left out.",
+            archipelago.display()
+        );
+        notes.push(Note { group: Group::Buffer, text });
+    }
+    Ok((cells, notes))
 }
 
 impl<'a> Runner<'a> {
-    fn new(flags: &'a NodesFlags, device: &'a Path) -> Result<Self> {
-        let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+    fn new(
+        flags: &'a NodesFlags,
+        device: &'a Path,
+        archipelago: PathBuf,
+        journal: RunJournal<Run>,
+    ) -> Result<Self> {
         let node_program = crate::role::program(flags.node_program.as_ref())?;
-        let rounds = Rounds::new(&flags.base_dir(), "archipelago-terark")?;
-        Ok(Self { flags, device, archipelago, node_program, rounds, runs: Vec::new() })
-    }
-
-    /// The cells that the programs can run, and notes about the rows of those that they cannot.
-    fn supported(&self, mut cells: Vec<Cell>) -> Result<(Vec<Cell>, Vec<Note>)> {
-        let mut notes = report::notes_of_programs(self.flags);
-        if cells.iter().any(|cell| cell.mode.is_buffered()) && !self.has_log_buffer()? {
-            cells.retain(|cell| !cell.mode.is_buffered());
-            let text = format!(
-                "The log buffer is not supported by this build: {} bench knows no \
-                 --log_buffer_bytes, so the rows of the buffer are left out.",
-                self.archipelago.display()
-            );
-            notes.push(Note { group: Group::Buffer, text });
-        }
-        Ok((cells, notes))
-    }
-
-    fn has_log_buffer(&self) -> Result<bool> {
-        Ok(crate::program::bench_help(&self.archipelago)?.contains("--log_buffer_bytes"))
+        let rounds = Rounds::in_dir(journal.dir().to_owned())?;
+        Ok(Self { flags, device, archipelago, node_program, rounds, journal })
     }
 
     /// Makes all runs. A run that fails does not stop the others.
     fn run_all(&mut self, cells: &[Cell]) -> Result<()> {
-        let Self { flags, device, archipelago, node_program, rounds, runs } = self;
+        let Self { flags, device, archipelago, node_program, rounds, journal } = self;
         rounds.run_all(cells, flags.runs(), Cell::name, |&cell, at| {
+            let is_it = |run: &Run| (run.cell, run.round) == (cell, at.round);
+            if journal.runs().iter().any(is_it) {
+                (at.said)("the journal has it");
+                return Ok(());
+            }
             let stage = Stage {
                 case: Case { flags, cell, round: at.round },
                 archipelago: flags.program_of(cell.mode).unwrap_or(archipelago),
@@ -191,15 +220,14 @@ impl<'a> Runner<'a> {
                 dir: at.dir.clone(),
                 said: at.said,
             };
-            runs.push(stage.run()?);
-            Ok(())
+            journal.push(stage.run()?)
         })
     }
 
     /// Removes the directory, and returns the runs.
-    fn finish(self) -> Vec<Run> {
+    fn finish(self) -> RunJournal<Run> {
         self.rounds.finish();
-        self.runs
+        self.journal
     }
 }
 

@@ -1,6 +1,6 @@
 //! The workloads and the modes that are compared. The functions are pure.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::Redundancy;
 use super::flags::NodesFlags;
@@ -14,7 +14,7 @@ pub(super) const VALUE_BYTES: u64 = 16 << 10;
 const SHARE_RECORDS_MAX: u64 = 100_000;
 
 /// A workload of the paper (§5.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]
 pub(super) enum Workload {
@@ -75,7 +75,7 @@ impl Workload {
 }
 
 /// Way in which a run stores bytes. Modes without `local` in their name lie on storage nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(super) enum Mode {

@@ -4,7 +4,7 @@
 //! A *cell* is a mode, a workload, a card and a course. A *course* is a list of steps on one
 //! database. A step is a process of the client, or an action on the storage nodes.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::flags::NodesFlags;
 use super::link::Card;
@@ -93,7 +93,7 @@ impl Group {
 }
 
 /// A step of a course.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Step {
     /// Each record once into an empty database, measured.
@@ -139,7 +139,7 @@ pub(super) enum Step {
 }
 
 /// A list of steps on one database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Course {
     Fill,
@@ -186,7 +186,7 @@ impl Course {
 }
 
 /// Mode, workload, card and course that are measured together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Cell {
     pub(super) workload: Workload,
     pub(super) mode: Mode,

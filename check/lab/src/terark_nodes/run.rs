@@ -10,7 +10,7 @@ use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::Result;
 use archipelago_store::VolumeOptions;
 use archipelago_store::nodes::repairs::RepairTerms;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::{RepairRate, log_connection_bytes};
 use super::cluster::{Cluster, ClusterSpec};
@@ -36,7 +36,7 @@ const LOST_NEVER: Duration = Duration::from_secs(24 * 3600);
 const TIMELINE_POINTS: usize = 120;
 
 /// Space of the storage nodes at one moment of throttled updates.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SpaceSample {
     /// Seconds since the start of the process.
     pub(super) t_s: f64,
@@ -56,14 +56,14 @@ impl SpaceSample {
 }
 
 /// Bytes that the client's card has sent since the benchmark began, by class of the call.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SentSample {
     pub(super) t_s: f64,
     pub(super) bytes: Vec<u64>,
 }
 
 /// A step and its figures.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StepRun {
     pub(super) step: Step,
     /// Results of the client's process.
@@ -79,7 +79,7 @@ pub(super) struct StepRun {
 }
 
 /// Figures of a step that is no single process of the client.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EventFigures {
     Repair(RepairFigures),
@@ -89,7 +89,7 @@ pub(super) enum EventFigures {
 }
 
 /// A run with its cell.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) cell: Cell,
     pub(super) round: u64,

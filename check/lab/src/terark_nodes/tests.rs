@@ -672,7 +672,7 @@ fn embedded_database_is_compared_with_the_earlier_program() {
     let flags = nodes_flags(&["--quick", "--only=embedded", "--before=/tmp/x"]);
     let of = |mode, rate: f64, count: f64, file: &str| {
         let rates = crate::counted::COUNTED.map(|name| (name.to_owned(), rate)).into();
-        let instructions = crate::counted::COUNTED.map(|name| (name, count)).into();
+        let instructions = crate::counted::COUNTED.map(|name| (name.to_owned(), count)).into();
         let figures = EmbeddedFigures { rates, instructions, files: vec![file.to_owned()] };
         run_of_event(mode, Card::Absent, EventFigures::Embedded(figures))
     };

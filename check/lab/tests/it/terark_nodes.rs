@@ -29,25 +29,34 @@ fn node(dir: &Path) -> PathBuf {
     crate::scripts::script(dir, "node", &text)
 }
 
-/// Runs the command with `words`, and returns its report and its text.
-fn report(words: &[&str]) -> (Value, String) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (out, base) = (dir.path().join("out"), dir.path().join("nodes"));
+/// Runs the command in `dir` with `words` and the program of a storage node.
+fn run(dir: &Path, words: &[&str], node: &Path) -> ExitCode {
     let mut args: Vec<OsString> = ["terark-nodes", "--quick", "--scale=0.01", "--threads=4"]
         .into_iter()
         .chain(words.iter().copied())
         .map(Into::into)
         .collect();
-    let program = crate::scripts::program(dir.path(), "--nocapture");
+    let program = crate::scripts::program(dir, "--nocapture");
     args.push(format!("--archipelago={}", program.display()).into());
-    args.push(format!("--node_program={}", node(dir.path()).display()).into());
-    args.push(format!("--out={}", out.display()).into());
-    args.push(format!("--dir={}", base.display()).into());
-    assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS);
-    let left = std::fs::read_dir(&base).expect("a directory").count();
+    args.push(format!("--node_program={}", node.display()).into());
+    args.push(format!("--out={}", dir.join("out").display()).into());
+    args.push(format!("--dir={}", dir.join("nodes").display()).into());
+    archipelago_lab::main(args)
+}
+
+/// The report of a run in `dir`, and its text.
+fn report_in(dir: &Path) -> (Value, String) {
+    let left = std::fs::read_dir(dir.join("nodes")).expect("a directory").count();
     assert_eq!(left, 0, "nothing is left behind");
-    let file = |name: &str| std::fs::read_to_string(out.join(name)).expect("a report");
+    let file = |name: &str| std::fs::read_to_string(dir.join("out").join(name)).expect("a report");
     (serde_json::from_str(&file("report.json")).expect("JSON"), file("report.md"))
+}
+
+/// Runs the command with `words`, and returns its report and its text.
+fn report(words: &[&str]) -> (Value, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    assert_eq!(run(dir.path(), words, &node(dir.path())), ExitCode::SUCCESS);
+    report_in(dir.path())
 }
 
 fn has_ratio(report: &Value, what: &str) {
@@ -116,6 +125,33 @@ fn measured(report: &Value, what: &str) -> f64 {
 fn storage_nodes_are_compared_with_the_local_disk() {
     let (report, _) = report(&["--only=loopback", "--data_bytes=2097152"]);
     has_ratio(&report, "fillrandom, fixed16k, card no emulation: separated, DR / local, separated");
+}
+
+#[test]
+fn resumed_command_repeats_only_what_failed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let broken = crate::scripts::script(dir.path(), "node", "#!/bin/sh\nexit 1\n");
+    let words = ["--only=loopback", "--data_bytes=2097152"];
+    assert_eq!(run(dir.path(), &words, &broken), ExitCode::FAILURE);
+    let journal = dir.path().join("out").join("runs.jsonl");
+    let lines = || std::fs::read_to_string(&journal).expect("a journal").lines().count();
+    assert_eq!(lines(), 2, "the flags, and the run of the local disk");
+    // A second command would mix its runs with those of the first.
+    assert_eq!(run(dir.path(), &words, &broken), ExitCode::FAILURE);
+    assert_eq!(lines(), 2);
+    let local = |report: &Value| {
+        let runs = report["runs"].as_array().expect("runs").clone();
+        let is_local = |run: &&Value| run["cell"]["mode"] == "local_separated";
+        runs.iter().find(is_local).expect("a run of the local disk").clone()
+    };
+    let before = local(&report_in(dir.path()).0);
+    node(dir.path());
+    let resume = format!("--resume={}", journal.display()).into();
+    assert_eq!(archipelago_lab::main(vec!["terark-nodes".into(), resume]), ExitCode::SUCCESS);
+    let (report, _) = report_in(dir.path());
+    has_ratio(&report, "fillrandom, fixed16k, card no emulation: separated, DR / local, separated");
+    assert_eq!(local(&report), before, "its run was not repeated");
+    assert!(!journal.exists(), "the reports have everything");
 }
 
 #[test]

@@ -33,11 +33,6 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Makes a directory for all runs in `parent`, whose name begins with `name`.
-    pub(crate) fn new(parent: &Path, name: &str) -> Result<Self> {
-        Self::in_dir(new_dir(parent, name)?)
-    }
-
     /// Makes the directory `base` for all runs. What a process left there that was killed is
     /// removed.
     pub(crate) fn in_dir(base: PathBuf) -> Result<Self> {

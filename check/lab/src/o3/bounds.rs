@@ -77,7 +77,9 @@ impl Factors {
 }
 
 /// A link between a node and the storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum StorageLink {
     /// 1 Gbit/s in each direction.

@@ -17,7 +17,7 @@ use archipelago_bench::harness::store::{Error, Result};
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::modes::Nodes;
 use super::node::{COMMAND, RoleState};
@@ -55,7 +55,7 @@ pub(super) struct ClusterSpec<'a> {
 }
 
 /// Place of a role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Place {
     /// An executor on a storage node.

@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use archipelago_bench::harness::store::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cluster::Place;
 use super::timeline::{RoleSample, Timeline};
@@ -27,7 +27,7 @@ pub(super) struct OwnerResult {
 }
 
 /// Figures of one of several databases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct DatabaseFigures {
     /// Operations per second.
     pub(super) rate: f64,
@@ -40,7 +40,7 @@ pub(super) struct DatabaseFigures {
 }
 
 /// Figures of several databases.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct DatabasesFigures {
     pub(super) databases: Vec<DatabaseFigures>,
     /// Seconds, and MiB of the images of all databases at memory nodes.

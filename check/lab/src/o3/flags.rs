@@ -49,7 +49,8 @@ docs/decisions fixes them, the modes, the rows and the targets, decision 0107 th
 and takeover, and decision 0108 those of times and databases. The rows of the group nodes are
 figures of a model at full speed (decision 0103). A mode that the program refuses is named, and its
 rows stay without figures. Tables go to standard output. The directory of --out gets them in
-Markdown as report.md, every figure as report.json, and charts as SVG.
+Markdown as report.md, every figure as report.json, and charts as SVG. Each run is appended to
+runs.jsonl there, and --resume continues with it after an interruption.
 
 Examples:
   archipelago-lab o3 --quick --only=fill --values=256
@@ -85,6 +86,9 @@ pub(super) struct O3Flags {
     /// of reads, four clients, links of 50 times the speed, and each mode once
     #[arg(long, conflicts_with = "quick")]
     pub(super) tiny: bool,
+    /// Continue with the journal of an interrupted run and its flags
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub(super) resume: Option<PathBuf>,
     /// Measure only these groups
     #[arg(long, value_enum, value_delimiter = ',', value_name = "GROUPS")]
     pub(super) only: Vec<Group>,

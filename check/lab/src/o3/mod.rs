@@ -30,6 +30,8 @@
 //!    figures.
 //! 4. Rows that are figures of a model say so in their names.
 //! 5. A run is valid only if processors were not the limit; each run's use of them is printed.
+//! 6. The journal holds every run before the next one starts, so that `--resume` continues after an
+//!    interruption.
 //!
 //! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
 //! other runs go on, and the command returns the first error.
@@ -60,8 +62,9 @@ use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
 use serde::Serialize;
 
+use crate::journal::RunJournal;
 use crate::page;
-use crate::rounds::{RoundRun, Rounds, absolute, base_dir};
+use crate::rounds::{RoundRun, Rounds, absolute, base_dir, new_dir};
 use bounds::StorageLink;
 use cluster::Devices;
 use flags::O3Flags;
@@ -75,6 +78,8 @@ pub(crate) use node::{COMMAND as NODE_COMMAND, serve as serve_node};
 
 /// Title of the report and of the page.
 const TITLE: &str = "Offloading: the evaluation of O³-LSM";
+/// Name of the command.
+const COMMAND: &str = "o3";
 
 const LINK_1G: &str = include_str!("../../../../docs/devices/ds-link-1g.toml");
 const LINK_2G5: &str = include_str!("../../../../docs/devices/ds-link-2g5.toml");
@@ -94,10 +99,20 @@ struct Results<'a> {
 /// Runs the command with `args`, the words after `o3`.
 pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = O3Flags::read(args)?;
-    Ok(make(&flags, args))
+    let Some(path) = &flags.resume else { return Ok(make(&flags, args, None)) };
+    match RunJournal::resume(path, COMMAND) {
+        Ok(journal) => {
+            let words = journal.words().to_owned();
+            let mut flags = O3Flags::read(&words)?;
+            flags.out = journal.out().to_owned();
+            Ok(make(&flags, &words, Some(journal)))
+        }
+        Err(error) => Ok(Err(error)),
+    }
 }
 
-fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
+/// Makes the runs that `resumed` does not have, and the reports.
+fn make(flags: &O3Flags, args: &[OsString], resumed: Option<RunJournal<Run>>) -> Result<()> {
     LocalFs::for_reports().create_dir_all(&flags.out)?;
     let clock = SystemClock::new();
     let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
@@ -106,10 +121,18 @@ fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
     for (cell, why) in &plan.refused {
         eprintln!("left out: {}: {why}", cell.name());
     }
-    let mut runner = Runner::new(flags, archipelago)?;
+    let journal = match resumed {
+        Some(journal) => journal,
+        None => {
+            let dir = new_dir(&base_dir(flags.dir.as_ref()), "archipelago-o3")?;
+            RunJournal::create(&flags.out, COMMAND, args, dir)?
+        }
+    };
+    let mut runner = Runner::new(flags, archipelago, journal)?;
     let result = runner.run_all(&plan);
-    let runs = runner.finish();
-    let facts = Facts { flags, plan: &plan, runs: &runs };
+    let journal = runner.finish();
+    let runs = journal.runs();
+    let facts = Facts { flags, plan: &plan, runs };
     let claims = claims::all();
     let mut rows = facts.rows(&claims);
     let model = match flags.groups().contains(&Group::Nodes) {
@@ -130,17 +153,17 @@ fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
         devices: [narrow?, wide?, storage?],
         rows: &rows,
         unmeasured: &unmeasured,
-        runs: &runs,
+        runs,
     };
     let mut plots = plots::all(&facts);
     plots.extend(model.plots);
-    let (command, settings) = ("o3", settings.as_str());
+    let (command, settings) = (COMMAND, settings.as_str());
     page::Report { title: TITLE, command, args, settings, sections, appendix: None, plots }
         .publish(&flags.out, flags.page.as_deref(), &data)?;
-    result
+    journal.end(result)
 }
 
-/// Makes the runs and collects their figures.
+/// Makes the runs that the journal does not have yet.
 struct Runner<'a> {
     flags: &'a O3Flags,
     archipelago: PathBuf,
@@ -148,13 +171,13 @@ struct Runner<'a> {
     rounds: Rounds,
     /// Files with the descriptions of the links, by the order of [`StorageLink::ALL`].
     devices: [Devices; 2],
-    runs: Vec<Run>,
+    journal: RunJournal<Run>,
 }
 
 impl<'a> Runner<'a> {
-    fn new(flags: &'a O3Flags, archipelago: PathBuf) -> Result<Self> {
+    fn new(flags: &'a O3Flags, archipelago: PathBuf, journal: RunJournal<Run>) -> Result<Self> {
         let node_program = crate::role::program(flags.node_program.as_ref())?;
-        let rounds = Rounds::new(&base_dir(flags.dir.as_ref()), "archipelago-o3")?;
+        let rounds = Rounds::in_dir(journal.dir().to_owned())?;
         // Processes get paths that do not depend on a directory.
         let file = |name: &str, text: &str| {
             let path = absolute(&flags.out.join(name))?;
@@ -166,18 +189,23 @@ impl<'a> Runner<'a> {
             Devices { link: file("ds-link-1g.toml", LINK_1G)?, local: local.clone() },
             Devices { link: file("ds-link-2g5.toml", LINK_2G5)?, local },
         ];
-        Ok(Self { flags, archipelago, node_program, rounds, devices, runs: Vec::new() })
+        Ok(Self { flags, archipelago, node_program, rounds, devices, journal })
     }
 
     /// Makes all runs. A run that fails does not stop the others.
     fn run_all(&mut self, plan: &Plan) -> Result<()> {
-        let Self { flags, archipelago, node_program, rounds, devices, runs } = self;
+        let Self { flags, archipelago, node_program, rounds, devices, journal } = self;
         rounds.run_all(&plan.cells, flags.runs(), Cell::name, |&cell, at| {
+            let is_it = |run: &Run| (run.cell, run.round) == (cell, at.round);
+            if journal.runs().iter().any(is_it) {
+                (at.said)("the journal has it");
+                return Ok(());
+            }
             let devices = match cell.link {
                 StorageLink::One => &devices[0],
                 StorageLink::TwoAndAHalf => &devices[1],
             };
-            let baseline_bytes_per_s = baseline(runs, cell, at)?;
+            let baseline_bytes_per_s = baseline(journal.runs(), cell, at)?;
             let stage = Stage {
                 case: Case { flags, cell, round: at.round, baseline_bytes_per_s },
                 archipelago,
@@ -186,15 +214,14 @@ impl<'a> Runner<'a> {
                 dir: at.dir.clone(),
                 said: at.said,
             };
-            runs.push(stage.run()?);
-            Ok(())
+            journal.push(stage.run()?)
         })
     }
 
     /// Removes the directory, and returns the runs.
-    fn finish(self) -> Vec<Run> {
+    fn finish(self) -> RunJournal<Run> {
         self.rounds.finish();
-        self.runs
+        self.journal
     }
 }
 

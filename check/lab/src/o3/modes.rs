@@ -1,7 +1,7 @@
 //! The modes: the jobs and memtables that leave the owner of a database, and the processes that it
 //! needs. A mode is a row of one table. The functions are pure.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::{LevelZero, Offloaded, StorageLink};
 
@@ -19,7 +19,7 @@ const BUCKETS: u32 = 16;
 pub(super) const OFFSET_CACHE_BYTES: u64 = 4 << 20;
 
 /// A way to run a database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(super) enum Mode {

@@ -3,7 +3,7 @@
 //! A *cell* is a mode, a link and a load. Each cell has processes and a directory of its own. Rows
 //! of several groups may use one cell, which then runs once in a round.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounds::StorageLink;
 use super::flags::O3Flags;
@@ -103,7 +103,7 @@ impl Group {
 }
 
 /// Bytes of a value; a key has 16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 pub(super) enum Value {
     #[serde(rename = "64")]
     #[value(name = "64")]
@@ -145,7 +145,7 @@ impl Value {
 }
 
 /// Distribution of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Keys {
     Uniform,
@@ -165,7 +165,7 @@ impl Keys {
 }
 
 /// State of the database before its reads are measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Before {
     /// Compactions have come to rest.
@@ -175,7 +175,7 @@ pub(super) enum Before {
 }
 
 /// Shares of reads and writes of the paper's YCSB loads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Share {
     Rw50,
@@ -208,7 +208,7 @@ impl Share {
 }
 
 /// Load of Redis clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct RespLoad {
     /// GETs in a hundred commands; the others are SETs.
     pub(super) gets: u32,
@@ -242,7 +242,7 @@ impl RespLoad {
 }
 
 /// Sealed memtables that stay in the process of the owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Staying {
     Fixed(u32),
@@ -264,7 +264,7 @@ impl Staying {
 }
 
 /// Use that the next owner of a database makes of the shards of a dead owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum LeftShards {
     /// The next owner keeps them at their memory nodes.
@@ -275,7 +275,7 @@ pub(super) enum LeftShards {
 
 /// Databases that write at the same time, and the memory nodes that they share. Each memory node
 /// brings an executor behind a link of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Several {
     pub(super) databases: u32,
     pub(super) memory_nodes: u32,
@@ -283,7 +283,7 @@ pub(super) struct Several {
 }
 
 /// Operations of several databases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum SeveralKind {
     /// Random writes of new databases.
@@ -311,7 +311,7 @@ impl SeveralKind {
 }
 
 /// Load of a run on its database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Load {
     /// Random writes, and then until compactions rest.
@@ -369,7 +369,7 @@ impl Load {
 }
 
 /// Mode, link and load that are measured together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Cell {
     pub(super) mode: Mode,
     pub(super) link: StorageLink,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_base::random::Rng;
 use archipelago_bench::harness::store::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::RespLoad;
 
@@ -34,7 +34,7 @@ pub(super) struct RespPlan<'a> {
 }
 
 /// Figures that clients have measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct RespFigures {
     pub(super) commands: u64,
     pub(super) seconds: f64,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, MovedBytes, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, ClusterSpec, Devices, Place};
 use super::databases::{DatabasesFigures, OwnerResult, run_owners};
@@ -30,14 +30,14 @@ use crate::sampling::sample_during;
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
 /// Figures of one role over the whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RoleRun {
     pub(super) place: Place,
     pub(super) state: RoleState,
 }
 
 /// A run with its cell.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) cell: Cell,
     pub(super) round: u64,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, Place};
 use super::words::LAST_WRITES;
@@ -50,7 +50,7 @@ pub(super) struct Opened {
 }
 
 /// Figures of a take-over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct TakeoverFigures {
     /// Seconds from the start of the next owner, right after the kill, until it has read a key.
     pub(super) seconds: f64,

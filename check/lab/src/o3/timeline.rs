@@ -3,7 +3,7 @@
 
 use archipelago_bench::harness::samples::{Job, Sample, Series, Window};
 use archipelago_bench::harness::store::MovedBytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cluster::Place;
 use super::node::RoleState;
@@ -13,7 +13,7 @@ const STOP_MIN_S: f64 = 0.001;
 const MB: f64 = 1e6;
 
 /// Bytes of a link over time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct LinkUse {
     /// Largest and mean MB/s of samples of 100 ms.
     pub(super) peak: f64,
@@ -21,7 +21,7 @@ pub(super) struct LinkUse {
 }
 
 /// Links of a run, as in Table 6.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Links {
     pub(super) owner_to_memory: LinkUse,
     pub(super) memory_to_owner: LinkUse,
@@ -32,7 +32,7 @@ pub(super) struct Links {
 }
 
 /// Flushes of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Flushes {
     pub(super) count: u64,
     /// Bytes that they wrote. Flushes that had begun before have a part of them, by their time.
@@ -44,7 +44,7 @@ pub(super) struct Flushes {
 }
 
 /// Figures from the samples of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Timeline {
     /// Operations of each whole second of the benchmark.
     pub(super) per_second: Vec<f64>,
